@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Calculate the memory cost of a program's CUDA calls.
 
-This model is written in Python from CUDA's documentation and the project's design. It shares no code with the library.
-A `Book` is the account of one process. For each GPU, cuMemGetInfo must report the sum of the tenant's books, and the
-quota must limit this sum.
+This model follows CUDA's documentation and the project's design, and shares no code with the library. A `Book` is the
+account of one process. For each GPU, cuMemGetInfo must report the sum of the tenant's books, and the quota must limit
+this sum.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ import struct
 from dataclasses import dataclass, field
 
 MIB = 1 << 20
-STEP = 2 * MIB  # Physical memory and pool reservations are multiples of this size.
+STEP = 2 * MIB  # The driver allocates physical memory and pool reservations in multiples of this size.
 PITCH = 512
 ELEMENT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 LAYERED = 1
 
 
 def rounded(size: int, step: int = STEP) -> int:
-    """Round up to a whole number of steps."""
+    """Round a size up to a whole number of steps."""
     return -(-size // step) * step
 
 
 def pitched(width: int, height: int) -> int:
-    """Return the size of an allocation whose rows start at multiples of the pitch."""
+    """Return an allocation's size if each row starts at a multiple of PITCH."""
     return rounded(width, PITCH) * height
 
 
 def array_bytes(width: int, height: int, depth: int, form: int, channels: int, flags: int = 0, levels: int = 1) -> int:
-    """Return the size in bytes of an array with several levels.
+    """Return the size in bytes of an array with all its mipmap levels.
 
-    Each level has half the size of the previous level in each direction. The number of layers stays the same.
+    Each level has half the size of the previous level in each direction. The number of layers is the same in all
+    levels.
     """
     longest = max(width, height, 0 if flags & LAYERED else depth)
     total = 0
@@ -71,7 +72,7 @@ def graph_memory_node(device: int, size: int) -> bytes:
 class Physical:
     """Physical memory that has a handle.
 
-    The memory exists until it has no references and no mappings.
+    The driver frees the memory when it has neither references nor mappings.
     """
 
     gpu: int
@@ -82,7 +83,7 @@ class Physical:
 
 @dataclass
 class Held:
-    """The allocation of a pointer or of an array handle."""
+    """One allocation, which a pointer or an array handle identifies."""
 
     gpu: int
     size: int
@@ -94,7 +95,7 @@ class Held:
 class Book:
     """The account of one process: its allocations outside pools and graphs.
 
-    Only the driver knows how much memory pools and graphs reserve.
+    The model cannot include pools and graphs, because only the driver knows how much they reserve.
     """
 
     held: dict[int, Held] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class Book:
     def context_gone(self, context: int) -> None:
         """Remove a context with its pointers and arrays.
 
-        Handles do not belong to a context, so they stay.
+        Handles stay, because they do not belong to a context.
         """
         self.held = {key: held for key, held in self.held.items() if held.context != context}
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the agent that distributes turnstiles, and clients that attack the agent.
 
-The tests replace the service manager and keep the agent's descriptors.
+`Agent` replaces the service manager, and keeps the agent's file descriptors for it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 def wait_until_read(path: Path) -> None:
     """Wait until the agent has read a file twice.
 
-    When the agent reads the file again, it has finished the actions for the first read. A changed access time shows a
-    read. The kernel updates the access time only if it is older than the modification time (mount(8), relatime), so the
-    function sets both times before it waits.
+    At the second read, the agent has finished all actions for the first one. A changed access time shows a read. The
+    kernel updates the access time only if it is older than the modification time (mount(8), relatime), so the function
+    sets both times before it waits.
     """
     for _ in range(2):
         os.utime(path, (0, time.time()))
@@ -89,7 +89,7 @@ class Agent:
         before, descriptors = self.ready, list(self.kept.values())
 
         def hand_over() -> None:
-            # Use high numbers, so that no descriptor is overwritten before it is copied.
+            # Use high numbers, so that dup2 overwrites no descriptor before it is copied.
             high = [os.dup2(descriptor, 200 + n) for n, descriptor in enumerate(descriptors)]
             for n, descriptor in enumerate(high):
                 os.dup2(descriptor, FIRST + n)
@@ -123,7 +123,7 @@ class Agent:
     def restart(self, lose: bool = False) -> None:
         """Restart the agent as systemd does after the agent was killed.
 
-        If `lose` is true, the stored descriptors are dropped, as by `systemctl stop` and `start`.
+        If `lose` is true, close the stored descriptors first, as `systemctl stop` and `start` do.
         """
         self.kill()
         if lose:
@@ -148,7 +148,7 @@ class Agent:
 
 
 def spec_of(tenant: Tenant, group: str | None = None) -> VgpuTenant:
-    """Return the tenant's specification that matches its quota."""
+    """Return a specification of the tenant, with the seats and shares of its quota."""
     said = [line.split() for line in (tenant.folder / "quota").read_text().splitlines() if not line.startswith("#")]
     words = {line[0]: line[1] for line in said}
     gpus = [line for line in said if line[0] == "gpu"]
@@ -164,7 +164,7 @@ def spec_of(tenant: Tenant, group: str | None = None) -> VgpuTenant:
 
 
 def make_tenant(tenant: Tenant, group: str | None = None) -> Tenant:
-    """Write the tenant's files that the agent reads."""
+    """Write the files of a tenant that the agent reads."""
     spec = vgpu_files.to_data(spec_of(tenant, group))
     (tenant.root / vgpu_files.agent_folder(tenant.name)).mkdir(parents=True, exist_ok=True)
     new = tenant.folder / "tenant.json.new"
@@ -185,7 +185,7 @@ def connected(folder: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def handed(folder: Path) -> Iterator[dict[str, int]]:
-    """Return the descriptors that a client receives, by the line that came with them."""
+    """Connect as a client, and return the received descriptors by their lines."""
     found: dict[str, int] = {}
     with connected(folder) as connection:
         while True:
@@ -202,7 +202,7 @@ def handed(folder: Path) -> Iterator[dict[str, int]]:
 
 
 class Pause:
-    """Stop the simulated clock at a time until the test continues."""
+    """Stop the simulated clock at a given time, until the test continues it."""
 
     def __init__(self, world: World, tenant: Tenant, seconds: float) -> None:
         self._folder = world.folder / f"pause-{len(world.workers)}"
@@ -221,7 +221,7 @@ class Pause:
         (self._folder / "on").touch()
 
 
-POINTS = 5  # The tolerance for a tenant's share in percentage points. A turn is 2 percent of a second.
+POINTS = 5  # The tolerance for a tenant's share, in percentage points. A turn is 2 percent of a second.
 HALF_MS = "--kernel 500000 --report 0.1"
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the memory use of the stub's cards from outside the tested processes.
 
-With these numbers, tests see whether the limiter allowed too much memory. stub/card.h defines the file format. Only
-the stub driver writes the numbers, and the limiter cannot access them.
+Tests use these numbers to see whether the limiter allowed too much memory. Only the stub driver writes them, and the
+limiter cannot access them. stub/card.h defines the file format.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Card:
         return names.index(group) if group in names else None
 
     def used(self, gpu: int = 0, group: str | None = None) -> int:
-        """Return the bytes that running processes hold: of one group, or of all groups."""
+        """Return the bytes that running processes of one group hold, or of all groups."""
         card = self._read()
         if card is None:
             return 0
@@ -110,14 +110,14 @@ class Card:
         return 0 if index is None else card.gpu[gpu].group_peak[index]
 
     def refused(self, gpu: int = 0) -> int:
-        """Return how often the card had no room, or a fault was injected."""
+        """Return how often the card was full, or a test let an allocation fail."""
         card = self._read()
         return 0 if card is None else card.gpu[gpu].refused
 
     def kinds(self, gpu: int = 0) -> dict[str, int]:
         """Return the bytes by kind of allocation.
 
-        The result is wrong after a process was killed.
+        If a process was killed, its bytes stay in the result.
         """
         card = self._read()
         return {} if card is None else dict(zip(KIND_NAMES, card.gpu[gpu].kinds))

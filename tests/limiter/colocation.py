@@ -21,15 +21,16 @@ MS = 1_000_000
 KERNEL_NS, KERNELS = MS // 5, 100
 REQUEST_NS = KERNEL_NS * KERNELS
 WATERLINE = 80
-#: A pause of an online tenant. The limiter holds the GPU for the tenant for twice this time.
+#: The minimum time between two requests that counts as a pause of an online tenant. The limiter holds the GPU for the
+#: tenant for twice this time.
 PAUSE_NS = MS
 
 
 @dataclass(frozen=True)
 class Online:
-    """Requests of an online program: (arrival, begin, end) in ns.
+    """The requests of an online program, as (arrival, begin, end) in ns.
 
-    `busy_ns` is its GPU time.
+    `busy_ns` is the GPU time of the program.
     """
 
     requests: tuple[tuple[int, int, int], ...]
@@ -41,7 +42,7 @@ class Online:
         return sizes[min(len(sizes) - 1, int(percentile / 100 * len(sizes)))]
 
     def bursts(self) -> list[tuple[int, int]]:
-        """Return (first launch, end) of each group of requests without a pause in between."""
+        """Return (first launch, end) of each group of requests without a pause."""
         found: list[tuple[int, int]] = []
         for _arrival, begin, end in self.requests:
             if found and begin - found[-1][1] < PAUSE_NS:
@@ -53,9 +54,9 @@ class Online:
 
 @dataclass(frozen=True)
 class Offline:
-    """Times in ns at which an offline program's launches began.
+    """The launches of an offline program, as the times in ns at which they began.
 
-    `busy_ns` is its GPU time. `renamed_ns` is its GPU time until it renamed a file.
+    `busy_ns` is the GPU time of the program, and `renamed_ns` its GPU time before it renamed a file.
     """
 
     launches: tuple[int, ...]
@@ -65,7 +66,7 @@ class Offline:
 
 @dataclass(frozen=True)
 class Colocated:
-    """The result of one run. `seconds` is its length."""
+    """The result of one run, which took `seconds` of simulated time."""
 
     online: tuple[Online, ...]
     offline: tuple[Offline, ...]
@@ -74,7 +75,7 @@ class Colocated:
     def resume_ns(self) -> int:
         """Return how long offline launches continued after a burst began.
 
-        This is the longest time from the first launch of an online burst to an offline launch within the burst.
+        This is the longest time between the first launch of an online burst and an offline launch during the burst.
         """
         longest = 0
         for one in self.online:
@@ -125,12 +126,12 @@ class Colocation:
         return self._add(self.tenant("offline", sm), ["offline", kernel_ns, seconds], preload)
 
     def rename_at(self, tenant: Tenant, seconds: float, source: Path, target: Path) -> None:
-        """Let a tenant's offline program rename a file at a time."""
+        """Let the offline program of a tenant rename a file after a number of seconds."""
         words = next(words for owner, _preload, words in self._commands if owner is tenant)
         words += [str(seconds), str(source), str(target)]
 
     def tenants(self) -> list[Tenant]:
-        """Return the tenants of the programs."""
+        """Return the tenants of all added programs."""
         return [tenant for tenant, _preload, _words in self._commands]
 
     def _add(self, tenant: Tenant, words: list, preload: bool) -> Tenant:
@@ -144,7 +145,7 @@ class Colocation:
     def start(self, parties: int = 0) -> list[subprocess.Popen]:
         """Start all programs.
 
-        Simulated time starts when they and `parties` other processes have arrived.
+        Simulated time starts when these programs and `parties` other processes have registered at the clock.
         """
         environment = {
             "STUB_CLOCK": str(self.folder / "clock"),
@@ -188,7 +189,7 @@ class Colocation:
 def _outputs(processes: list[subprocess.Popen]) -> list[str]:
     """Return the output of each process.
 
-    All are read at the same time, because a full pipe would stop the clock.
+    Reads from all processes at the same time, because a process that waits for a full pipe would stop the clock.
     """
     with ThreadPoolExecutor(len(processes)) as pool:
         return list(pool.map(lambda process: process.communicate(timeout=DEADLINE)[0], processes))

@@ -40,13 +40,13 @@ def built(build_folder: Path) -> Built:
 
 @pytest.fixture(scope="session")
 def library(build_folder: Path) -> ctypes.CDLL:
-    """Load the turnstile's arithmetic functions without the rest of the library."""
+    """Return a library with only the turnstile's arithmetic functions."""
     return turnstile_lab.load(build_folder)
 
 
 @pytest.fixture
 def turnstile(library: ctypes.CDLL) -> turnstile_lab.Turnstile:
-    """Return an empty turnstile."""
+    """Return a turnstile in which no seat is taken."""
     new = turnstile_lab.Turnstile()
     assert library.turnstile_adopt(ctypes.byref(new))
     return new

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run tenants whose processes, one per GPU, wait for each other after each step.
+"""Run tenants whose processes on several GPUs wait for each other after each step.
 
-Data-parallel training has this pattern.
+Data-parallel training works like this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MS = 10**6
 class Gangs:
     """Tenants with equal shares and equal work.
 
-    On each of its GPUs, a tenant runs steps. Each step is a kernel and a collective operation.
+    Each tenant runs the same steps on each of its GPUs. A step is a kernel and a collective operation.
     """
 
     ranks: int
@@ -31,7 +31,7 @@ class Gangs:
     policy: str
     kernel_ns: int
     sync: bool = True  # If true, the host waits for each step.
-    work_ns: int = 400 * MS  # The work of each rank, including collective operations.
+    work_ns: int = 400 * MS  # The work of each rank, including its collective operations.
 
     def __str__(self) -> str:
         sync = "" if self.sync else "-async"
@@ -77,7 +77,7 @@ MATRIX = tuple(
     for kernel_ns in (MS // 5, 2 * MS, 20 * MS)
 )
 
-#: The cells of the benchmark. Each is run BENCH_RUNS times.
+#: The cells of the benchmark. Each cell runs BENCH_RUNS times.
 BENCH = tuple(gangs for gangs in MATRIX if gangs.ranks == gangs.tenants == 2)
 BENCH_RUNS = 20
 

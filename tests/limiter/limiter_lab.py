@@ -45,7 +45,7 @@ def data(content: bytes) -> str:
 def run_make(folder: Path, build: Path, *variables: str, stamp: str = ".made") -> None:
     """Run a Makefile once.
 
-    If several test processes need it, the first process runs it.
+    If several test processes need the result, only the first one runs make.
     """
     build.mkdir(parents=True, exist_ok=True)
     with (build / ".lock").open("w") as lock:
@@ -59,7 +59,7 @@ def run_make(folder: Path, build: Path, *variables: str, stamp: str = ".made") -
 
 
 def compile_c(program: Path, *options: str) -> Path:
-    """Compile one test program. Does nothing if it is already built."""
+    """Compile one test program, unless it exists already."""
     program.parent.mkdir(parents=True, exist_ok=True)
     with (program.parent / f".{program.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,7 +75,7 @@ def compile_c(program: Path, *options: str) -> Path:
 class Built:
     """The built limiter, stub and client.
 
-    `sanitizer` (address or thread) applies to the limiter and the client.
+    `sanitizer` is the sanitizer of the limiter and the client (address or thread), or "".
     """
 
     def __init__(self, folder: Path, sanitizer: str = "") -> None:
@@ -91,9 +91,9 @@ class Built:
 
     @property
     def library(self) -> Path:
-        """Return the limiter. It is built on first use."""
+        """Return the path of the limiter's library, which the first call builds."""
         if self.sanitizer:
-            # A sanitizer calls dlsym before it is initialized, so the files that handle dlsym are built without the
+            # A sanitizer calls dlsym before it has started itself, so the files that handle dlsym are built without the
             # sanitizer.
             objects = [str(self.folder / "library" / name) for name in ("driver/loader.o", "hooks/resolve.o")]
             unchecked = ["CFLAGS=-O1 -g", *objects]
@@ -103,7 +103,7 @@ class Built:
 
     @property
     def front(self) -> Path:
-        """Return a folder with the front's libcuda.so.1, as in containers."""
+        """Return a folder that contains the front as libcuda.so.1, as in a container."""
         folder = self.folder / "front"
         paths = (f"FRONT_LIBRARY={self.library}", f"FRONT_DRIVER={self.stub / 'libcuda.so.1'}")
         run_make(SOURCE, folder, *paths, str(folder / "libcuda.so.1"))
@@ -116,10 +116,10 @@ class Built:
         return compile_c(self.folder / "client" / name, *map(str, sources), *options)
 
     def environment(self, preload: bool = True) -> dict[str, str]:
-        """Return the variables with which a program loads the limiter and finds the stub."""
+        """Return the variables that make a program load the limiter and find the stub."""
         preloads = [str(self.library)] if preload else []
         if "address" in self.sanitizer or "thread" in self.sanitizer:
-            # The sanitizer requires that its own library is preloaded first.
+            # The sanitizer's own library must be preloaded before all others.
             name = "libasan.so" if "address" in self.sanitizer else "libtsan.so"
             found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
             preloads.insert(0, os.path.realpath(found.stdout.strip()))
@@ -159,19 +159,19 @@ class Client:
         self.ok("cuCtxSetCurrent", context)
 
     def tell(self, line: str) -> str:
-        """Send a line and return the answer."""
+        """Send a command and return its answer."""
         self.send(line)
         return self.answer(line)
 
     def send(self, *lines: str) -> None:
-        """Send lines, and read the answers later."""
+        """Send commands without reading the answers."""
         self._in.write("".join(line + "\n" for line in lines))
         self._in.flush()
 
     def answer(self, line: str = "") -> str:
         """Return the next answer.
 
-        `line` is the command, for the error message if the program has ended.
+        `line` is the command. If the program has ended, the error message contains it.
         """
         answer = self._out.readline()
         if not answer:
@@ -196,7 +196,7 @@ class Client:
         return self._values(self.tell(f"{prefix}proc {name} {version} {flags} {' '.join(map(str, arguments))}"))
 
     def ok(self, symbol: str, *arguments: object, thread: int = 0) -> object:
-        """Make a call that must succeed. Return its only output, or a list of all."""
+        """Make a call that must succeed. Return its output, or a list of several outputs."""
         result, values = self.call(symbol, *arguments, thread=thread)
         if result:
             raise CudaError(symbol, result)
@@ -222,7 +222,7 @@ class Client:
         return Forked(int(self.tell(f"fork {paths[0]} {paths[1]}")), *paths)
 
     def kill(self) -> None:
-        """Kill the program at any point and wait until it has ended."""
+        """Kill the program, whatever it is doing, and wait until it has ended."""
         self.process.kill()
         self.process.wait(DEADLINE)
 
@@ -262,7 +262,7 @@ class Forked(Client):
 
 
 class Tenant:
-    """A tenant's files below a separate root, in the format that gpu_layout writes."""
+    """A tenant's files in the format of gpu_layout, below a separate root folder."""
 
     def __init__(self, root: Path, card: Card, built: Built, name: str = "tenant-a") -> None:
         self.root, self.card, self.built, self.name = root, card, built, name
@@ -281,7 +281,7 @@ class Tenant:
         self.log = root / f"{name}.log"
 
     def in_namespace(self, number: int) -> None:
-        """Simulate this PID namespace for the programs that the tenant starts next."""
+        """Let programs that the tenant starts later seem to be in this PID namespace."""
         link = self.root / "proc/self/ns/pid"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
@@ -290,7 +290,7 @@ class Tenant:
     def quota(self, *memory: int, sm: int = 100, policy: str = "fixed", priority: int = 0, seat: int = 0) -> Tenant:
         """Write the quota file with the bytes for the first GPU, the second and so on.
 
-        None means that the tenant does not have this GPU.
+        None means that the tenant has no part of this GPU.
         """
         lines = ["# Of a test.", "version 1", f"tenant {self.name}", f"policy {policy}", f"priority {priority}"]
         for gpu, limit in enumerate(memory):
@@ -299,7 +299,7 @@ class Tenant:
         return self.write("\n".join(lines) + "\n")
 
     def write(self, content: str) -> Tenant:
-        """Replace the quota file by a rename, as the module does."""
+        """Replace the quota file by renaming a new file, as the module does."""
         new = self.folder / "quota.new"
         new.write_text(content)
         new.chmod(0o644)
@@ -327,7 +327,7 @@ class Tenant:
         return self.card.used(gpu, self.name)
 
     def peak(self, gpu: int = 0) -> int:
-        """Return the most card memory that the tenant held at any time."""
+        """Return the largest amount of card memory that the tenant ever held."""
         return self.card.peak(gpu, self.name)
 
     def logged(self) -> str:

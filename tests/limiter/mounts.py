@@ -26,8 +26,7 @@ def can_mount() -> bool:
 def client_behind(tenant: Tenant, mounts: str, *, prefix: str = "", start: bool = True, **environment: str) -> Client:
     """Start a client of the tenant after the shell commands in `mounts`.
 
-    `prefix` is put before the client's command. If the value of a variable is empty, the variable is removed from the
-    environment.
+    `prefix` comes before the client's command. A variable with an empty value is removed from the environment.
     """
     variables = {key: value for key, value in tenant.environment(**environment).items() if value}
     preload, driver = variables.pop("LD_PRELOAD"), tenant.built.stub / "libcuda.so.1"
@@ -54,9 +53,9 @@ def client_in_container(
 ) -> Client:
     """Start a client whose files are at the paths that they have in a container.
 
-    These are /etc/ld.so.preload, the quota folder and the region. The client only has the variables in `variables` and
-    those that the stub driver needs. After the shell command `hook`, it opens `driver`, or the stub by its path if
-    `driver` is not given.
+    These files are /etc/ld.so.preload, the quota folder and the region. The client's environment has only `variables`
+    and what the stub driver needs. The shell command `hook` runs first. Then the client opens `driver`, or by default
+    the stub by its path.
     """
     preloads = tenant.environment()["LD_PRELOAD"].split() if preload else []
     mounts = ["mount -t tmpfs none /etc", "mount -t tmpfs none /run", "mkdir -p /run/openfleet-gpu/vgpu/gpus"]

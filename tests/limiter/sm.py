@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Launch kernels of tenants on the stub GPU in simulated time, and measure shares."""
+"""Launch kernels of tenants on the stub GPU in simulated time. Measure the shares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.limiter.limiter_lab import DEADLINE, Built, Tenant
 
 @dataclass
 class Worker:
-    """A process of a tenant and its reports: seconds, busy ns and launches.
+    """A process of a tenant, and its reports as (seconds, busy ns, launches).
 
     `calls` is the number of driver calls that the limiter made. `parted` is the number of dependent launches before
     which the limiter recorded an event. `waits` is how often the first thread slept or waited.
@@ -48,7 +48,7 @@ class Worker:
 
 
 class World:
-    """A GPU, its clock, and tenants on it."""
+    """A GPU with a simulated clock, and tenants on this GPU."""
 
     def __init__(self, folder: Path, built: Built, gpus: int = 1, **environment: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,9 +113,7 @@ class World:
 def alone(folder: Path, built: Built, percent: int, options: str, **environment: str) -> float:
     """Return the percentage that a tenant gets on an otherwise idle GPU.
 
-    The tenant has a fixed share.
-
-    The tenant always has work.
+    The tenant has a fixed share and always has work.
     """
     world = World(folder, built, **environment)
     worker = world.worker(world.tenant(percent), options)
@@ -137,7 +135,7 @@ def two(
 
 
 def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 20000) -> float:
-    """Return the host time of a launch, with the real clock and empty kernels.
+    """Return the host time of a launch of an empty kernel, by the real clock.
 
     If percent is None, the limiter is not loaded.
     """
@@ -161,8 +159,8 @@ def driver_calls(folder: Path, built: Built, streams: int) -> float:
     return worker.calls_per_launch
 
 
-#: A Linux machine lengthens each sleep by this delay (timer slack and wake-up). With the delay, results do not depend
-#: on the exact length of sleeps.
+#: On a Linux machine, each sleep lasts longer by this delay (timer slack and wake-up). Tests add the delay, so that
+#: results do not depend on the exact length of sleeps.
 LATE = {"STUB_LATE_NS": "60000"}
 BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")
 
@@ -170,7 +168,8 @@ BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20
 def sm_errors(folder: Path, built: Built, seconds: int = 10) -> dict[str, float]:
     """Return the largest difference from the share in percentage points.
 
-    The kernels take 10 us to 50 ms, and one case is a graph. Each worker launches for `seconds` of simulated time.
+    The cases have kernels of 10 us to 50 ms, and one case is a graph. Each worker launches kernels for `seconds` of
+    simulated time.
     """
     errors = {}
     for percent in (20, 50, 80):

@@ -78,9 +78,9 @@ def test_a_killed_holder_is_found_out_by_its_lock(world, agent):
 
 
 def test_no_descriptor_stays_open(world, agent):
-    """Keep no descriptor of the agent's memory open in the program.
+    """Close the descriptors of the agent's memory after mapping the memory.
 
-    A program may close all descriptors and reuse their numbers.
+    A program may close all its descriptors and reuse the numbers.
     """
     worker, _other = pair(world, "--kernel 2000000 --seconds 2")
     pause = Pause(world, worker.tenant, 1)
@@ -113,9 +113,9 @@ def test_the_agent_tells_who_has_which_seat(world, agent):
 
 
 def test_a_tenant_that_comes_is_seen_by_those_that_run(world, agent):
-    """Show a new tenant's seat to running programs, so that they wait for the tenant.
+    """Show a new tenant's seat to running programs, which then wait for the tenant.
 
-    The seat is in memory that the programs already share.
+    The seat is in memory that these programs have already mapped.
     """
     first = make_tenant(world.tenant(50, "tenant-0", 0, policy="contended"))
     second = world.tenant(50, "tenant-1", 1)
@@ -150,7 +150,7 @@ def test_gpu_layout_tells_whether_tenants_are_protected(world, agent):
 
 
 def test_memory_that_root_in_a_container_can_write_is_told(world):
-    """Log a message on kernels that cannot keep root in a container from writing."""
+    """Log a message if the kernel cannot prevent writes by root in a container."""
     worker, _other = pair(world, HALF_MS)
     (worker.tenant.root / vgpu_files.SHOWN).parent.mkdir(parents=True, exist_ok=True)
     ShownFile(worker.tenant.root).write([ShownSeat(world.card.uuid(), 0, False, b"")])
@@ -171,7 +171,7 @@ def test_vgpu_top_shows_what_the_memory_tells(world, agent, built):
         assert gpu["actual_percent"] is not None, "the agent computes the shares from two readings"
         return gpu["throttled_seconds"]
 
-    # The agent publishes the change in its next scan.
+    # The agent publishes changes when it scans the memory the next time.
     wait_until(lambda: throttled_seconds() > 0.5, "what the memory tells is shown")
 
 
@@ -274,7 +274,7 @@ def test_tenants_go_over_to_new_memory_where_the_agent_has_lost_the_old(world, a
         agent.restart(lose=True)
     world.finish()
     assert worker.share(10, 90) == pytest.approx(50, abs=POINTS)
-    # Running programs notice the new agent after at most one minute.
+    # Running programs notice a new agent within one minute.
     seat = seat_of(agent, worker.tenant)
     assert (seat.tenant, seat.used_ns > 10 * 10**9) == (b"tenant-a", True)
 
@@ -298,7 +298,7 @@ def test_an_agent_that_hangs_costs_a_moment_and_then_the_file_serves(world, agen
     world.run()
     assert [worker.share() for worker in workers] == [pytest.approx(50, abs=POINTS)] * 2
     assert Turnstile.from_buffer_copy(file_of(world).read_bytes()).seats[0].tenant == b"tenant-0"
-    # The program asked the agent again after ten seconds.
+    # The program has asked the agent again ten seconds later, but logs the message only once.
     assert workers[0].tenant.logged().count("the agent does not answer") == 1
     agent.process.send_signal(signal.SIGCONT)
 
@@ -320,7 +320,7 @@ def test_a_socket_without_an_agent_costs_nothing(world, agent):
 def test_a_strange_answer_is_no_answer(world, answer):
     """Ignore an answer that the program cannot parse.
 
-    An agent of another release may send one.
+    An agent of another release may send such an answer.
     """
     workers = pair(world, "--kernel 2000000 --seconds 4")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

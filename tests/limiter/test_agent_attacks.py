@@ -58,9 +58,9 @@ def test_truncating_the_file_ends_no_program(world, agent):
 
 
 def test_a_page_without_its_name_keeps_no_later_process_out(world, agent):
-    """Forge a file header that would make later processes ignore the page.
+    """Ignore a forged file header that would make later processes ignore the page.
 
-    Each process that ignores the page would get the full share of the tenant.
+    A process that ignores the page would get the full share of the tenant for itself.
     """
     first, second = pair(world, f"{HALF_MS} --seconds 5")
     late = world.worker(second.tenant, f"{HALF_MS} --start 2 --seconds 3")
@@ -103,7 +103,7 @@ def test_a_hostile_write_into_the_own_page_costs_the_neighbour_a_moment(world, a
 
 
 def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, agent):
-    """Take turns although another tenant holds all locks, or the file is missing."""
+    """Take turns although another tenant holds the file's locks, or it is missing."""
     workers = pair(world, f"{HALF_MS} --seconds 5")
     file_of(world).unlink()
     agent.start()
@@ -114,9 +114,10 @@ def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, ag
 
 
 def test_without_the_agent_truncating_the_file_ends_the_neighbours(world):
-    """Truncate the file, which only the agent prevents.
+    """Check that truncating the file ends other tenants' programs if no agent runs.
 
-    If this test fails, the limitation is gone and the documentation must change.
+    Only the agent prevents this. If the test fails, the limitation no longer exists, and its documentation must be
+    removed.
     """
     workers = pair(world, "--kernel 2000000 --seconds 4")
     for worker in workers:
@@ -153,7 +154,7 @@ def test_all_users_can_read_and_none_of_them_can_write(world, agent):
     assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o644, os.geteuid())
     uuid = world.card.uuid()
     assert [(seat.gpu_uuid, seat.number) for seat in shown(worker.tenant.root)] == [(uuid, 0), (uuid, 1)]
-    # Each of the other sockets belongs to one tenant.
+    # Each of the other sockets is for one tenant.
     sockets = {path for path in (worker.tenant.root / vgpu_files.STATE).rglob("*") if path.is_socket()}
     assert sockets == {own(one.tenant) / vgpu_files.AGENT_SOCKET for one in (worker, other)}
 
@@ -164,9 +165,9 @@ def shown_at(state: Path) -> int:
 
 
 def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
-    """Write the readable file although tenants have filled the file system.
+    """Update the file that all users may read, even if the file system is full.
 
-    The agent rewrites the file in place, and the file does not grow.
+    Tenants filled the file system. The agent rewrites the file in place, so the file needs no more space.
     """
     (worker, _other) = pair(world, HALF_MS)
     agent.start()
@@ -181,9 +182,9 @@ def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
 
 
 def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, agent):
-    """Limit the number of unread answers per tenant.
+    """Limit the unread answers to one tenant.
 
-    Descriptors in unread answers count against the agent's own limit.
+    Descriptors in unread answers count towards the agent's own limit of open files.
     """
     hostile, honest = (worker.tenant for worker in pair(world, HALF_MS))
     agent.start()
@@ -197,7 +198,7 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
         for _ in range(50):
             with handed(own(honest)) as found:
                 assert own_page(world, found, 1)
-        # The agent's descriptors are its sockets, the turnstiles, and the descriptors in unread answers.
+        # The agent has descriptors for its sockets and turnstiles, and those in unread answers.
         assert len(list(Path(f"/proc/{agent.process.pid}/fd").iterdir())) < 40
     finally:
         for connection in held:
@@ -207,13 +208,14 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
 
 
 class Stopped(Exception):
-    """The exception that stops an agent that runs in this process."""
+    """Ends an agent that runs in the process of the test."""
 
 
 def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
-    """Limit the unread answers to one user who connects to the sockets of all tenants.
+    """Limit the unread answers to a user who connects to the sockets of all tenants.
 
-    Tenants without a group accept every user. Descriptors in unread answers count against the agent's own limit.
+    Tenants without a group accept every user. Descriptors in unread answers count towards the agent's own limit of open
+    files.
     """
     tenants = [worker.tenant for worker in pair(world, HALF_MS)]
     monkeypatch.setattr(vgpu_agent, "_MOST_ON_THEIR_WAY", 24, raising=False)
@@ -236,7 +238,7 @@ def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
         for connection in held:
             with contextlib.suppress(BlockingIOError):
                 answered += bool(connection.recv(1 << 16))
-        # An answer has three descriptors, so 24 allow four unread answers on each of the two sockets.
+        # An answer has three descriptors. So 24 descriptors allow four unread answers on each of the two sockets.
         assert answered == 8
     finally:
         for connection in held:
@@ -245,7 +247,7 @@ def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
 
 @pytest.mark.parametrize("errors", [1, 7], ids=["one error", "many errors"])
 def test_tenants_that_are_gone_before_the_answer_flood_no_journal(world, monkeypatch, errors):
-    """Limit the log entries about errors that alternate between two tenants' sockets.
+    """Limit the log entries if errors alternate between the sockets of two tenants.
 
     A log entry for one tenant must not reset the limit for the other tenant.
     """
@@ -290,9 +292,9 @@ def test_what_clients_send_is_not_read(world, agent):
 
 @pytest.mark.skipif(not can_mount(), reason="this user may make no mount namespace")
 def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
-    """Use the mounts of the tenant's CDI device, and run as root.
+    """Run as root with the mounts of the tenant's CDI device.
 
-    Root could bypass protection by file permissions alone.
+    File permissions alone would not stop root.
     """
     own_tenant, other = (worker.tenant for worker in pair(world, HALF_MS))
     agent.start()
@@ -336,7 +338,7 @@ def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
         assert own_page(world, found, 1)
 
 
-#: A program that prints what a container can see, and the errors of its attacks.
+#: This program prints what a container can see, and the errors of its attacks.
 LOOK = """
 import array, ctypes, fcntl, json, mmap, os, socket, struct, sys
 folder = sys.argv[1]

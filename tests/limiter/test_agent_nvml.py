@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test NVML process data that the agent provides, also to programs in containers.
 
-Memory that the agent reports is charged to the tenant, and programs do not query NVML themselves.
+The tenant is charged for memory that the agent reports, and programs do not query NVML themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.limiter.test_contexts import COST, OUT_OF_MEMORY, QUOTA, client, crea
 from tests.limiter.test_region import NONCE, PID, SLOT_SIZE, SLOTS, region
 from tests.limiter.test_report import settled
 
-#: Time without a report after which agent_report.c considers the agent stopped.
+#: agent_report.c considers the agent stopped after this time without a report.
 SILENT_NS = 5 * 10**9
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child")
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(not can_unshare(), reason="no PID namespace can 
 
 @pytest.fixture
 def speaking(agent: Agent, tenant: Tenant) -> Agent:
-    """Start an agent with NVML for a tenant with the quota QUOTA.
+    """Give the tenant the quota QUOTA, and start an agent that uses NVML.
 
     Returns after the agent's first report.
     """
@@ -51,10 +51,10 @@ def speaking(agent: Agent, tenant: Tenant) -> Agent:
 
 
 def speak(agent: Agent, *tenants: Tenant) -> Agent:
-    """Start the agent.
+    """Start the agent for these tenants.
 
-    The agent reads the programs' real PID namespaces. The simulated namespace of each tenant is therefore set to the
-    real namespace.
+    The agent reads the real PID namespaces of programs, so the simulated namespace of each tenant is set to the real
+    one.
     """
     for tenant in tenants:
         tenant.in_namespace(int(Path("/proc/self/ns/pid").readlink().name[5:-1]))
@@ -78,7 +78,7 @@ def in_container(tenant: Tenant, tmp_path: Path, **more: str) -> Client:
     settings = {"STUB_CONTEXT_BYTES": str(COST), "OPENFLEET_VGPU_ROOT": str(view), **more}
     preload = settings.pop("preload", "yes") == "yes"
     environment = tenant.environment(preload, **settings)
-    # Set LD_PRELOAD only for the client: a sanitizer's library would end a shell that was not built with it.
+    # Set LD_PRELOAD only for the client. A sanitizer's library would end a shell that was built without the sanitizer.
     preloaded = environment.pop("LD_PRELOAD", "")
     script = tmp_path / "client-in-container"
     script.write_text(f"#!/bin/sh\nexec {' '.join(UNSHARE)} env LD_PRELOAD='{preloaded}' {tenant.built.client}\n")
@@ -97,7 +97,7 @@ def test_contexts_in_a_container_count(speaking: Agent, tenant: Tenant, tmp_path
 
 
 def test_a_context_of_a_process_that_calls_nothing_more_counts(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """Charge a process's first context if the process makes no further call.
+    """Charge the first context of a process that makes no further call.
 
     The size of the first context is not known in advance. A process checks its own usage only during calls, so the
     agent must charge the context.
@@ -123,9 +123,9 @@ def test_memory_that_nobody_reserved_is_charged(speaking: Agent, tenant: Tenant,
 
 
 def test_a_number_in_shared_memory_says_whose_nobody_is(agent: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """Ignore a forged pid: a tenant writes another tenant's pid into its own slot.
+    """Ignore a tenant's slot in which the tenant wrote the pid of another tenant.
 
-    The forger is still charged for its own memory, and the victim is not charged for more.
+    The forger is still charged for its own memory, and the other tenant is charged for no more than its own.
     """
     forger = make_tenant(Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(QUOTA))
     speak(agent, make_tenant(tenant.quota(QUOTA)), forger)
@@ -147,7 +147,7 @@ def asks_nvml(program: Client) -> bool:
 
 
 def written_ns(tenant: Tenant) -> int:
-    """Return when the agent last wrote a report."""
+    """Return the time of the agent's last report."""
     return struct.unpack_from("=q", (own(tenant) / "nvml.1").read_bytes(), 16)[0]
 
 
@@ -162,7 +162,7 @@ def test_no_program_asks_nvml_while_the_agent_does(speaking: Agent, tenant: Tena
             program.free(program.alloc(MIB))
             silent_ns = max(silent_ns, time.monotonic_ns() - spoke)
             spoke = written_ns(tenant)
-        # On a very busy machine, the agent may write no report for SILENT_NS. Then programs query NVML themselves.
+        # On a very busy machine, the agent may be silent for SILENT_NS. Programs then query NVML themselves.
         assert not asks_nvml(program) or silent_ns > SILENT_NS
         speaking.kill()
         until = time.monotonic() + DEADLINE

@@ -21,7 +21,7 @@ from tests.limiter.sm import World
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has connections of other users")
 def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatch):
-    """Let ten users block everything that they can access.
+    """Let ten users block all sockets and files that they can access.
 
     Each user connects to all sockets without reading from them, and opens and locks all files of the agent.
     """
@@ -54,9 +54,9 @@ def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatc
 
 
 def test_a_file_that_a_tenant_sends_is_refused(tmp_path, built):
-    """Refuse a file that a tenant sends to the agent.
+    """Do not accept a file that a tenant sends to the agent.
 
-    A tenant can delay the closing of its file, which would block the agent.
+    A tenant can delay the closing of such a file, which would block the agent.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         if not passed_files.refuse(probe):

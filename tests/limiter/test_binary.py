@@ -32,7 +32,7 @@ USUAL, OTHERS = "-O2 -g", ("-O2 -s", "-O1 -g", "-O3 -flto -s")
 
 @pytest.fixture(scope="session", params=[USUAL, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)])
 def library(request: pytest.FixtureRequest, build_folder: Path, built: Built) -> Path:
-    """Build the library with these flags."""
+    """Return the library, built with the given compiler flags."""
     if request.param == USUAL:
         return built.library
     folder = build_folder / ("flags" + request.param.replace(" ", ""))
@@ -52,10 +52,10 @@ def test_only_what_is_intercepted_is_exported(library: Path) -> None:
 
 @pytest.mark.parametrize("name", [LIBRARY, "vgpu-top"])
 def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
-    """Check that the file needs no newer C library, because it is used everywhere.
+    """Check that the file needs no C library newer than those in use.
 
-    The supported distributions are Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04. Containers may have older
-    releases.
+    Supported hosts have Rocky 8 to 10, Debian 12 or 13, or Ubuntu 22.04 or 24.04. Containers may have older
+    distributions.
     """
     needed = output("readelf", "--version-info", "--wide", library.parent / name)
     versions = re.findall(r"Name: GLIBC_([\d.]+)", needed)
@@ -66,7 +66,7 @@ def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
 
 
 def test_vgpu_top_runs(library: Path) -> None:
-    """Check that the program does not need the C library's newer start function."""
+    """Check that vgpu-top does not need the start function of newer C libraries."""
     assert json.loads(output(library.parent / "vgpu-top", "--json"))["version"] == 1
 
 
@@ -87,10 +87,10 @@ def test_it_needs_the_c_library_alone(library: Path) -> None:
 
 
 def test_a_thread_is_cancelled_nowhere_but_in_its_sleep(library: Path) -> None:
-    """List the functions in which POSIX allows a thread to be cancelled.
+    """Use no function in which POSIX lets a thread be cancelled, except a sleep.
 
-    Of these functions, only the sleep is called, and no lock is held then. fcntl is also a cancellation point, but not
-    for commands that do not wait.
+    Of these functions, only the sleep is called, and the library holds no lock then. fcntl is also a cancellation
+    point, but only for commands that wait.
     """
     points = POINTS.split()
     names = {line.split()[-1].split("@")[0] for line in output("nm", "-D", "--undefined-only", library).splitlines()}
@@ -101,7 +101,7 @@ def test_a_thread_is_cancelled_nowhere_but_in_its_sleep(library: Path) -> None:
 
 
 def test_nothing_runs_when_it_is_loaded(library: Path) -> None:
-    """Allow no constructors or destructors except those that gcc adds."""
+    """Allow no constructors and destructors beyond those that gcc adds."""
     sections = output("readelf", "--sections", "--wide", library)
     for name in (".init_array", ".fini_array"):
         size = re.search(rf"\s{re.escape(name)}\s+\S+\s+\S+\s+\S+\s+(\S+)", sections)
@@ -124,9 +124,9 @@ def test_it_limits(library: Path, tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("name", ["dlsym", "dlvsym"])
 def test_a_search_ends_in_a_jump(library: Path, name: str) -> None:
-    """Jump to the C library's dlsym, which then does not see the limiter as caller.
+    """Jump to the C library's dlsym, so that the limiter is not the caller.
 
-    RTLD_NEXT searches the libraries after the caller's library.
+    With RTLD_NEXT, dlsym searches the libraries after the library of the caller.
     """
     code = output("objdump", f"--disassemble={name}", "--no-show-raw-insn", library)
     jump = r"\b(jmp\s+\*|jmp\s+[0-9a-f]+ <\*ABS|br\s+x)"

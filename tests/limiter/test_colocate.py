@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test online and offline tenants (policy `colocate`) on the stub GPU.
 
-Shares and delays are measured in simulated time. The figures of all loads are in the bench group `colocate`.
+Shares and delays are measured in simulated time. The benchmark group `colocate` measures all loads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.limiter.limiter_lab import OUT
 #: Length of each run in simulated seconds.
 LENGTH = 2
 GIB = 1 << 30
-#: The simulated time of one run of the offline program's loop includes one late wake-up, so its share is not exact.
+#: A share is exact only up to one late wake-up in each loop of the offline program.
 TOLERANCE = 0.05
 
 
@@ -70,7 +70,7 @@ def test_offline_work_fills_the_gpu_up_to_the_waterline(gpu, load):
 
 
 def test_several_offline_tenants_stay_below_the_waterline_together(gpu):
-    # A tenant may have had one turn more than another. In a longer run, a turn is a smaller part of the share.
+    # One tenant may have had one turn more than the other. The longer the run, the less a turn matters for the share.
     world, seconds = gpu(waterline=50), 3 * LENGTH
     for _ in range(3):
         world.offline(MS, seconds, sm=30)
@@ -101,7 +101,7 @@ def test_a_new_waterline_reaches_running_programs(gpu, before, after):
         world.rename_at(tenant, LENGTH, new, quota)
     offline = world.run(LENGTH * 3).offline
     first = sum(one.renamed_ns for one in offline) / 1e9 / LENGTH
-    # A program reads its quota at least once a second. Leave out the time of the change.
+    # A program reads its quota once a second, so the time around the change is not checked.
     late = sum(sum(ns > 1.5 * LENGTH * 1e9 for ns in one.launches) for one in offline) * MS / 1e9 / (1.5 * LENGTH)
     assert first == pytest.approx(before / 100, abs=TOLERANCE)
     assert late == pytest.approx(after / 100, abs=TOLERANCE)
@@ -132,13 +132,13 @@ def test_two_online_tenants_share_the_gpu_and_offline_work_waits_for_both(gpu):
     world.offline(MS, LENGTH)
     shared = world.run(LENGTH)
     assert shared.resume_ns() <= 20 * MS
-    # Each request takes its own time, at most the same time of the other tenant, and the rest of an offline kernel.
+    # A request takes its own time, up to the same time for the other tenant, and the rest of an offline kernel.
     for online in shared.online:
         assert online.latency_ns(50) <= 3 * REQUEST_NS
 
 
 def test_the_agent_shows_waits_shares_and_turns_given_up(gpu, agent):
-    """Compare the counters in the tenants' pages with what the programs measured."""
+    """Compare the counters in the tenants' pages with the programs' own measurements."""
     world = gpu()
     online, offline = world.online(30, LENGTH), world.offline(5 * MS, LENGTH)
     for tenant in (online, offline):
@@ -157,7 +157,8 @@ def test_the_agent_shows_waits_shares_and_turns_given_up(gpu, agent):
     assert served.used_ns == pytest.approx(shared.online[0].busy_ns, rel=TOLERANCE)
     assert trained.used_ns == pytest.approx(shared.offline[0].busy_ns, rel=TOLERANCE)
     assert 0 < trained.gave_way <= len(bursts)
-    # A request that follows another one at once finds work in flight. Other requests wait for at most one kernel of 5 ms.
+    # If a request follows another one at once, the GPU still has work. Other requests wait for at most one kernel of 5
+    # ms.
     waited = dict(served.waited_more)
     assert len(requests) >= served.starts >= waited[0.001] >= waited[0.002] > 0
     assert waited[0.01] == waited[0.02] == waited[0.05] == 0
@@ -174,7 +175,7 @@ def test_offline_memory_is_refused_above_the_waterline(gpu, built):
         result, words = second.call("cuMemAlloc_v2", OUT, GIB)
         assert result == 0
         assert second.call("cuMemAlloc_v2", OUT, 2 * GIB)[0] == 2
-        # The online tenant may go above the waterline, and the offline tenant keeps what it has.
+        # The online tenant may go above the waterline, and the offline tenant keeps its memory.
         assert first.call("cuMemAlloc_v2", OUT, 2 * GIB)[0] == 0
         assert offline.used() >= GIB
         assert second.call("cuMemAlloc_v2", OUT, 1 << 20)[0] == 2

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test what an offline tenant can do to other tenants by writing to its own page.
 
-The agent runs, as on hosts, so the tenant can write only its own page.
+As on hosts, the agent runs, so the tenant can write only its own page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.limiter.colocation import MS, WATERLINE, Colocated, Colocation
 from tests.limiter.sm import World
 from tests.limiter.turnstile_lab import Seat
 
-#: Length of each run, and the time of the attack, in simulated seconds.
+#: Simulated seconds: the length of each run, and the time of the attack.
 LENGTH, ATTACK = 3, 1
 LOAD = 50
 TOLERANCE = 0.05
@@ -78,26 +78,26 @@ def test_a_hostile_write_does_not_delay_online_work(tmp_path, built, agent, alon
 
 @pytest.mark.parametrize("write", [name for name in HOSTILE if name != "used-everything"])
 def test_a_hostile_write_gets_no_time_above_the_waterline(tmp_path, built, agent, write):
-    """Check the GPU time of all tenants together.
+    """Check that the GPU time of all tenants together stays below the waterline.
 
-    An honest offline tenant keeps it below the waterline.
+    The other offline tenant, which is honest, must keep the sum below it.
     """
     shared = attacked(tmp_path, built, agent, [MS, MS], HOSTILE[write])
     total = (shared.online[0].busy_ns + sum(one.busy_ns for one in shared.offline)) / 1e9 / LENGTH
     assert total <= WATERLINE / 100 + TOLERANCE
-    # The other offline tenant waits at most for a lease, or until it ignores the attacker.
+    # The honest offline tenant waits for a lease, or until it ignores the attacker, but no longer.
     assert shared.offline[1].launches[-1] > 0.9 * LENGTH * 1e9
 
 
 def test_a_forged_use_stops_offline_tenants_for_seconds(tmp_path, built, agent, alone):
-    """Claim once that all GPU time is used.
+    """Write once that all GPU time is used, which only offline tenants believe.
 
-    At most one second of use is believed, which the offline tenants make up for. Online work does not wait.
+    They believe at most one second of use, and wait until it is made up for. Online work does not wait.
     """
     shared = attacked(tmp_path, built, agent, [MS, MS], HOSTILE["used-everything"], 2 * LENGTH)
     delays = [after[2] - before[2] for before, after in zip(alone.requests, shared.online[0].requests)]
     assert max(delays) <= MS
     launches = [ns / 1e9 for ns in shared.offline[1].launches]
-    # Online work leaves 30 % below the waterline, so that making up for a second takes 3.3 seconds.
+    # Online work leaves 30 % of the time below the waterline, so it takes 3.3 seconds to make up for one second.
     assert not [when for when in launches if ATTACK + 0.5 < when < ATTACK + 1.5]
     assert [when for when in launches if ATTACK + 4.5 < when < 2 * LENGTH]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test the memory of contexts and their limits.
 
-The cost of a context is learned from NVML and reserved before the next context is created.
+The limiter learns the cost of a context from NVML, and reserves it before the next context is created.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_what_the_driver_refuses_is_not_charged(tenant: Tenant) -> None:
 
 
 def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tenant) -> None:
-    """Keep the reservation in a PID namespace in which NVML does not know the process."""
+    """Keep the reservation if NVML does not know the process in its PID namespace."""
     tenant.quota(3 * COST)
     with client(tenant) as outside:
         assert create(outside) == 0
@@ -112,7 +112,7 @@ def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tena
 
 
 def test_what_is_learned_is_the_least_that_was_seen(tenant: Tenant) -> None:
-    """Reserve the lowest cost of a context that was seen.
+    """Reserve the lowest cost among the contexts that the limiter has seen.
 
     One process has large modules, so its cost is higher.
     """

@@ -21,8 +21,8 @@ def test_time_is_paid_for_at_the_share(library, percent):
 def test_idle_time_saves_no_more_than_a_tenth_of_a_second(library):
     long_idle = library.turnstile_charge(0, NOW, NOW, MS, 50, 600 * SECOND)
     assert long_idle == NOW - 100 * MS + 2 * MS
-    # Work is charged from the time of its request. The credit that the tenant has earned since then already pays for
-    # the work.
+    # Work is charged from the time of its request, so the credit that the tenant has earned since then already pays for
+    # it.
     assert library.turnstile_charge(0, NOW - SECOND, NOW, MS, 50, 600 * SECOND) == NOW - SECOND - 98 * MS
 
 
@@ -37,9 +37,9 @@ def test_a_debt_has_a_limit_and_a_charge_never_lowers_one(library):
 
 
 def test_any_sequence_of_use_stays_within_the_share(library):
-    """Compare with a model that only knows wall time and busy time.
+    """Compare with a model that knows only wall time and busy time.
 
-    The total use never exceeds the share by more than the credit limit.
+    Total use must never exceed the share by more than the credit limit.
     """
     for case in range(50):
         choose = random.Random(case)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test tenants that hold the GPU for longer than allowed."""
+"""Test when processes stop waiting for a tenant that keeps the GPU for too long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.limiter.turnstile_lab import HOLDS, MS, NOW, SECOND, Claim, held_for_
 
 
 def wait(library, t, other, own, milliseconds, since=NOW):
-    """Let the tenant of seat 0 wait for another tenant's lease.
+    """Let the tenant of seat 0 wait for another lease, and return the time afterwards.
 
     The waiting tenant checks every millisecond.
     """
@@ -73,9 +73,9 @@ def test_a_more_urgent_tenant_may_use_up_what_it_has_saved(library, turnstile):
 
 
 def test_more_urgent_tenants_may_take_turns(library, turnstile):
-    """Let more urgent tenants take turns.
+    """Wait without doubt while two more urgent tenants take turns.
 
-    If the shares exceed 100 percent, the lowest priority may get nothing.
+    If the shares exceed 100 percent, the tenant with the lowest priority may get nothing.
     """
     t, now = view(turnstile), NOW
     held_for_ever(turnstile, 1)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test the driver functions that CuPy and numba-cuda request.
 
-Each function that allocates memory or launches work is intercepted or listed as an exception. test_requests.py compares
-the answers. The lists were recorded on the stub, as far as the packages run on it.
+Each function that allocates memory or launches work must be intercepted, or listed as an exception. test_requests.py
+compares the answers. The lists of requests were recorded on the stub, as far as the packages run on it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TAKES = re.compile(
     "Alloc|Array.*Create|CtxCreate|GreenCtx|Launch|Import|Export|Register|Instantiate|Load|LinkCreate|Multicast"
     "|LogicalEndpoint|MemMap|MemPool|Batch|Fabric|External|Memset|Memcpy|Ipc|ConditionalHandle|SmResource"
 )
-#: Functions that match TAKES but are not intercepted, each with the row of docs/vgpu-enforced.md that gives the reason.
-#: If several patterns match a function, the first one counts.
+#: Functions that match TAKES but are not intercepted. Each pattern has the row of docs/vgpu-enforced.md that gives the
+#: reason. The first pattern that matches a function counts.
 REASONS = {
     "^cuMem(Alloc)?Host|^cuMemFreeHost": "pinned host memory",
     "External|^cuGraphics|^cuGL|^cuVDPAU|EGL": "memory of graphics APIs",
@@ -43,7 +43,7 @@ REASONS = {
     "^cuMemcpy|^cuMemset|^cuMemBatchDecompress|^cuStreamBatchMemOp|^cuLaunchHostFunc": "copies, memset",
     "^cuDevice(Get|Set)(Default)?MemPool|^cuMem(Get|Set)(Default)?MemPool|^cuMemPool": "plain, pitched, managed memory",
 }
-#: Functions that allocate and launch nothing. They query existing memory or register callbacks.
+#: These functions allocate and launch nothing. They query existing memory or register callbacks.
 HARMLESS = re.compile(
     "Get(Allocation)?(Granularity|Properties)|RegisterAsyncNotification|LogsRegister|LogsUnregister|GetLoadingMode"
     "|GetMemoryRequirements|^cuCtxGet|^cuStreamGetGreenCtx|^cuDeviceGetFabric"
@@ -51,7 +51,7 @@ HARMLESS = re.compile(
 
 
 def unhooked(path: Path) -> set[str]:
-    """Return the exported names of requested functions that are not intercepted."""
+    """Return the requested functions that are not intercepted, by exported name."""
     hooks = set(re.findall(r"^HOOK\((\w+)", (SOURCE / "driver/hooks.h").read_text(), re.MULTILINE))
     return {wanted(*request) or request[0] for request in requests(path)} - hooks
 
@@ -75,7 +75,7 @@ PROGRAMS = {
 @pytest.mark.skipif(not os.environ.get("OPENFLEET_DRIVER_LAYERS"), reason="OPENFLEET_DRIVER_LAYERS names no folder")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_packages_ask_for_what_is_listed(tenant: Tenant, tmp_path: Path, layer: str) -> None:
-    """Compare with the requests of cupy-cuda13x and numba-cuda[cu13].
+    """Compare the lists with the requests of cupy-cuda13x and numba-cuda[cu13].
 
     pip must have installed the listed versions of both in one folder.
     """

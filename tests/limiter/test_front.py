@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the front: a libcuda.so.1 that containers find before the driver's.
+"""Test the front, a libcuda.so.1 that containers find before the driver's file.
 
 The front depends on the limiter and on the driver, in this order.
 """
@@ -65,7 +65,7 @@ def test_a_program_that_is_linked_with_the_driver(tenant: Tenant, preload: bool)
         found = dict(line.split(": ", 1) for line in done.stdout.splitlines())
         assert (done.returncode, found["linked"]) == (0, result), done.stderr
         assert found["default"] == found["the driver's"] == LIBRARY
-        # The stub's file is also called FRONT. The function must come from the stub, because the front itself has no
+        # The stub's file is also called FRONT. The function comes from the stub, because the front itself has no
         # functions.
         assert found["the driver's cuInit"] == FRONT
 
@@ -82,7 +82,7 @@ print(sum(address(front, name) == address(driver, name) for name in names), len(
 def test_each_name_that_is_not_intercepted_is_the_drivers_own(tenant: Tenant) -> None:
     """Find the driver's function for each name that the limiter does not hook.
 
-    The front has no list of names, so the driver may export any names.
+    The front needs no list of names, whatever the driver exports.
     """
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", tenant.built.stub / FRONT], capture_output=True, text=True, check=True
@@ -110,7 +110,7 @@ print(*(bool(libc.dlsym(front._handle, name)) for name in (b"cuInit", b"cuMemAll
 
 
 def test_a_name_that_the_driver_lacks_is_not_found(tenant: Tenant, tmp_path: Path) -> None:
-    """Return nothing for a name that the limiter has, but this old driver lacks.
+    """Find no function that the driver lacks, although the limiter has its name.
 
     Programs use dlsym to detect features of the driver.
     """
@@ -128,7 +128,7 @@ def test_a_name_that_the_driver_lacks_is_not_found(tenant: Tenant, tmp_path: Pat
 def test_the_quota_holds_with_and_without_preload(tenant: Tenant) -> None:
     """Share one quota between programs, however they load the library.
 
-    They load it through the front, through preload or through both.
+    Each program loads the library through the front, through preload, or through both.
     """
     tenant.quota(8 * MIB)
     path = {"LD_LIBRARY_PATH": behind_the_front(tenant, preload=False)["LD_LIBRARY_PATH"]}
@@ -143,7 +143,7 @@ def test_the_quota_holds_with_and_without_preload(tenant: Tenant) -> None:
 
 
 def test_it_needs_the_library_and_then_the_driver(tenant: Tenant) -> None:
-    """Check that the dependencies have a container's paths.
+    """Check that the front's dependencies are the paths in a container.
 
     The front contains no code.
     """
@@ -165,14 +165,14 @@ def test_it_needs_the_library_and_then_the_driver(tenant: Tenant) -> None:
 def ldconfig(files: str = "") -> str:
     """Return shell commands that rebuild the loader's cache in a mount namespace.
 
-    No file of the machine changes.
+    This changes no file of the machine.
     """
     own = "/var/cache/ldconfig"
     return f"test ! -d {own} || mount -t tmpfs none {own}\n/sbin/ldconfig -X {files}"
 
 
 def found_first(folder: Path, named: dict[str, Path]) -> str:
-    """Return where the loader finds libcuda.so.1 with these files of ld.so.conf.d."""
+    """Return the libcuda.so.1 that the loader finds with these files of ld.so.conf.d."""
     included = folder / "ld.so.conf.d"
     included.mkdir(parents=True)
     for name, where in named.items():
@@ -186,9 +186,9 @@ def found_first(folder: Path, named: dict[str, Path]) -> str:
 
 @pytest.mark.skipif(not can_mount(), reason="this user cannot mount, not even in a namespace of its own")
 def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(tenant: Tenant) -> None:
-    """Test the file names of nvidia-container-toolkit and of images.
+    """Test with the names that nvidia-container-toolkit and images give these files.
 
-    The toolkit uses 00-nvcr-*.conf and 00-compat-*.conf, and images use 00-cuda-compat.conf.
+    The toolkit writes 00-nvcr-*.conf and 00-compat-*.conf, and images have 00-cuda-compat.conf.
     """
     front, stub = tenant.built.front, tenant.built.stub
     ours = Path(vgpu_files.FRONT_CONF_INSIDE).name

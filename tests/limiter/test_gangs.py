@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test tenants whose processes wait for each other on several GPUs.
 
-The tenants progress at the speed of their share, in simulated time.
+Each tenant must progress at the speed of its share, in simulated time.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from tests.limiter.gangs import MATRIX, MS, POLICIES, Gangs
 from tests.limiter.sm import LATE, World
 from tests.limiter.test_throttle import field
 
-#: Before turns were aligned on all GPUs, the first of these cells took 110 times as long as its share allows.
+#: The first of these cells took 110 times as long as its share allows, until turns were aligned on all GPUs.
 OFTEN = [
     *(Gangs(2, 2, policy, 2 * MS) for policy in POLICIES),
     Gangs(2, 2, "fixed", 2 * MS, sync=False),
     Gangs(2, 2, "fixed", MS // 5),
-    # This cell took four times as long when equal GPUs considered each other to be behind.
+    # This cell took four times as long when each of two equal GPUs took the other one to be behind.
     Gangs(4, 3, "fixed", MS // 5, sync=False),
 ]
-#: The seeds for start times. The key is whether the host waits for each step.
+#: The seeds for start times, by whether the host waits for each step.
 STARTS = {True: (11, 47), False: (9, 30)}
 
 
 def limit(gangs: Gangs) -> float:
-    """Return how much longer a cell may take than its share requires.
+    """Return the limit for the ratio of a cell's time to the time of its share.
 
     Tenants that run on a GPU at the same time wait for each other's time slices. If steps are shorter than a time
     slice, and both tenants admit each other's next steps, the run takes four times as long.
@@ -40,15 +40,15 @@ def test_processes_that_wait_for_each_other_get_their_share(tmp_path, built, gan
 
 
 def test_tenants_do_not_stay_crossed(tmp_path, built):
-    """Run kernels that are as long as a turn.
+    """Check that tenants do not keep one GPU each, if kernels are as long as a turn.
 
-    At the start, each tenant has one of the two GPUs that both use. Some runs used to stay in this state: each tenant
-    ran beside the other's work, learned wrong kernel lengths from it, and used up its credit on one GPU first. The mean
-    ratio was then 1.23 to 1.31.
+    At the start, each tenant holds one of the two GPUs that both need. Earlier, some runs stayed in this state. Each
+    tenant then ran beside the other's work, measured wrong kernel lengths, and used up its credit on one GPU first. The
+    mean ratio was then 1.23 to 1.31.
     """
     cells = [(Gangs(2, 2, "fixed", 20 * MS, sync, 800 * MS), seed) for sync, seeds in STARTS.items() for seed in seeds]
     ratios = []
-    # Runs with the same seed differ by some hundredths. If the mean is near the limit, it is taken from more runs.
+    # Runs with the same seed differ by some hundredths, so a mean near the limit is repeated with more runs.
     for again in range(4):
         ratios += [gangs.ratio(tmp_path / f"{gangs}-{seed}-{again}", built, seed) for gangs, seed in cells]
         if sum(ratios) / len(ratios) < 1.14:
@@ -57,7 +57,7 @@ def test_tenants_do_not_stay_crossed(tmp_path, built):
 
 
 def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
-    """Admit a process if only its own GPU has too little credit.
+    """Admit a process if credit is missing only on its own GPU.
 
     The credit of this GPU is 50 ms below the allowed difference between the tenant's GPUs. The tenant's other GPU has
     work, which waits for this GPU. An earlier version admitted the process only when the other GPU's work was late.
@@ -71,7 +71,7 @@ def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
     world.worker(tenant, f"{owes} --start 0.3 --seconds 0", preload=False)
     world.run()
     kernels = [line[0] for line in first.lines][::2]
-    # From this time on, the kernel's length is known.
+    # From here on, the kernel's length is known.
     steps = [after - before for before, after in zip(kernels, kernels[1:]) if before > 0.1]
     assert len(steps) > 15
     assert max(steps) < 0.035, steps
@@ -85,9 +85,9 @@ def test_the_whole_matrix_of_gangs(tmp_path, built, gangs, seed):
 
 
 def test_kernels_that_meet_end_when_all_have_started(tmp_path, built):
-    """Start the second process half a second later.
+    """Check that kernels that wait for each other end, even if one starts later.
 
-    Until then, the first process's kernel occupies its GPU.
+    The second process starts half a second later. Until then, the first process's kernel occupies its GPU.
     """
     world = World(tmp_path, built, gpus=2)
     tenant = world.tenant(50)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test that the library reads the files that modules write, and the reverse.
 
-Modules also report the usage that the library counts.
+The tests also cover the usage that the library counts and modules report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Host:
     def write(self, name: str, mib: int, *gpus: int, **more: object) -> VgpuTenant:
         """Write a tenant's files as the modules do.
 
-        A seat is the tenant's position on its GPU. In these tests, no two tenants have the same seat.
+        Each tenant of the host gets another seat.
         """
         seat = len(self.tenants.observe())
         seats = tuple(VgpuSeat(self.card.uuid(gpu), seat) for gpu in gpus)
@@ -41,7 +41,7 @@ class Host:
         return tenant
 
     def client(self, name: str) -> Client:
-        """Start a program with the tenant's environment file and the library of the tests."""
+        """Start a program with the tenant's environment file and the tested library."""
         lines = (self.root / "etc/openfleet-gpu/vgpu" / name / "env").read_text().splitlines()
         own = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
         assert own.pop("LD_PRELOAD").endswith("/libopenfleet-vgpu.so")
@@ -58,7 +58,10 @@ def with_two_cards(tmp_path: Path, built: Built) -> Host:
 
 
 def until(holds, what: str) -> None:
-    """Wait for a new quota. The library reads its quota once a second, during a call."""
+    """Wait until a new quota takes effect.
+
+    The library reads its quota once a second, during a call.
+    """
     deadline = time.monotonic() + DEADLINE
     while not holds():
         assert time.monotonic() < deadline, what
@@ -96,7 +99,7 @@ def test_another_quota_holds_for_those_that_run(host: Host) -> None:
     with host.client("a") as client:
         client.alloc(48 * MIB)
         host.tenants.write(dataclasses.replace(tenant, memory_bytes=32 * MIB))
-        # The quota is below the current use: no process ends, and no further memory is granted.
+        # The quota is below the current use. No process ends, but none gets further memory.
         until(lambda: client.memory() == (0, 32 * MIB), "the smaller quota")
         assert client.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
         host.tenants.write(dataclasses.replace(tenant, memory_bytes=96 * MIB))
@@ -140,13 +143,12 @@ def test_processes_of_both_names_of_a_renamed_tenant_share_one_quota(host: Host)
             time.sleep(1.1)  # By this time, both programs have read their files again.
             assert old.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
             assert used(host, "b") == (2, 64)
-            # If one process frees memory, the other process can use it. Programs can still start under the earlier
-            # name.
+            # Memory that one process frees is available to the other. Programs can still start under the earlier name.
             old.free(address)
             new.alloc(16 * MIB)
             with host.client("a") as late:
                 assert late.memory() == (24 * MIB, 64 * MIB)
-            # The new quota applies to both processes.
+            # The new quota must apply to both processes.
             host.tenants.write(dataclasses.replace(tenant, memory_bytes=48 * MIB))
             for client in (old, new):
                 until(lambda client=client: client.memory() == (8 * MIB, 48 * MIB), "the smaller quota")
@@ -190,7 +192,7 @@ def test_a_new_tenant_has_both_names_from_the_start(host: Host) -> None:
 
 
 def test_what_the_kernel_bounds_the_library_leaves(host: Host) -> None:
-    """Set a memory quota of 0, with which the library does not limit memory.
+    """Do not limit memory in the library if the memory quota is 0.
 
     The seat and the share still apply.
     """

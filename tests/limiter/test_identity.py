@@ -73,8 +73,8 @@ def test_the_mounted_quota_holds_whatever_the_variable_says(tenant: Tenant, othe
 def test_an_empty_environment_in_a_container(tenant: Tenant, variables: dict[str, str]) -> None:
     """Limit programs that start without the tenant's environment variables.
 
-    The limiter's library is in /etc/ld.so.preload, so that programs started by docker exec, sshd, cron or env -i load
-    it, too.
+    /etc/ld.so.preload names the limiter's library, so programs that docker exec, sshd, cron or env -i start load it
+    too.
     """
     tenant.quota(8 * MIB)
     with client_in_container(tenant, **variables) as client, tenant.client() as outside:
@@ -130,7 +130,7 @@ def test_of_several_and_none_is_named_everything_is_refused(tenant: Tenant, othe
 def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -> None:
     """Refuse memory until a quota exists.
 
-    The tenant was removed while its container runs, or its quota file is damaged.
+    The tenant may have been removed while its container runs, or its quota file may be damaged.
     """
     if content is not None:
         tenant.write(content)
@@ -143,7 +143,7 @@ def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -
 
 
 def test_programs_of_no_tenant_look_once(tenant: Tenant) -> None:
-    """Open only one folder, once, in a program without a tenant."""
+    """Open only one folder, and only once, in a program without a tenant."""
     strace = subprocess.run(["which", "strace"], capture_output=True, text=True, check=False).stdout.strip()
     if not strace:
         pytest.skip("no strace")

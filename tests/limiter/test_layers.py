@@ -20,9 +20,9 @@ from tests.limiter.limiter_lab import SOURCE, Built
 #: The layers from the lowest to the highest. README.md lists the layers in this order, and the Makefile builds them in
 #: this order.
 LAYERS = ("base", "formats", "driver", "tables", "account", "process", "throttle", "hooks")
-#: Sources that are not part of the library, with the layers that they use.
+#: Programs that are not part of the library, with the layers that they use.
 PROGRAMS = {"top": ("base", "formats", "top"), "front.c": ()}
-#: A file that is longer usually has more than one purpose.
+#: A longer file usually has more than one purpose.
 MOST_LINES = 300
 
 
@@ -57,7 +57,7 @@ def component(name: str) -> str:
 
 
 def circles(uses: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """Return pairs of components that use each other, directly or indirectly."""
+    """Return pairs of components that use each other directly or indirectly."""
     graph: dict[str, set[str]] = {}
     for name, used in uses.items():
         graph.setdefault(component(name), set()).update(component(other) for other in used)
@@ -80,7 +80,7 @@ def upward(uses: dict[str, set[str]]) -> list[str]:
 
 
 def called(folder: Path, objects: Iterable[Path]) -> dict[str, set[str]]:
-    """Return, by object, the objects that define the symbols it uses, from the linker."""
+    """Return {object: objects whose symbols it uses}, from the linker."""
     command = ["nm", "--print-file-name", "--portability", "--extern-only", *map(str, objects)]
     defined, wanted = {}, []
     for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -113,9 +113,9 @@ def test_no_file_reaches_itself(includes: dict[str, set[str]]) -> None:
 
 
 def test_a_file_calls_its_own_layer_and_those_below(built: Built) -> None:
-    """Check calls too.
+    """Check calls, not only includes.
 
-    A file that declares a function itself needs no include.
+    A file can declare a function itself, and then needs no include.
     """
     folder = built.library.parent
     objects = [path for layer in LAYERS for path in sorted((folder / layer).glob("*.o"))]
@@ -145,7 +145,7 @@ def test_an_include_of_a_higher_layer_is_found(tmp_path: Path, file: str, text: 
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:
-    """Find a cycle of headers, and a cycle through another component's source file."""
+    """Check that a cycle of headers is found, and a cycle through a source file."""
     texts = {
         "base/a.h": '#ifndef A\n#define A\n#include "base/b.h"\n#endif\n',
         "base/b.h": "",
@@ -180,7 +180,7 @@ def over_all(check: Callable[[str, str], Iterable[str]]) -> list[str]:
 
 
 def test_no_macro_holds_a_statement() -> None:
-    """Find variables in macros, which would be invisible where the macro is used."""
+    """Refuse variables in macros, which are invisible in the code that uses the macro."""
 
     def statements(_name: str, text: str) -> Iterable[str]:
         lines = re.findall(r"^\s*#\s*define\s+(\w+)(.*)", text.replace("\\\n", " "), re.MULTILINE)

@@ -45,7 +45,7 @@ def test_one_process_of_a_tenant_has_its_lease(library, turnstile):
 def test_who_finds_another_after_taking_it_gives_it_back(library, turnstile):
     """Give the lease up if another process took it at the same time.
 
-    Each process writes its lease first, and then checks for other leases.
+    Each process writes its own lease before it checks for others.
     """
     t = view(turnstile)
     turnstile.seats[1].lease = 8 << 48 | (NOW + 10 * MS) // 1000
@@ -75,7 +75,7 @@ def test_a_lease_is_prolonged_and_never_shortened(library, turnstile):
 def test_a_lease_that_ends_at_once_is_not_prolonged_beside_another(library, turnstile):
     """Do not prolong a lease that has just ended.
 
-    Another process may have checked the lease just after its end.
+    Another process may have seen that it ended, and taken the GPU.
     """
     t = view(turnstile)
     assert library.turnstile_take(t, 0, 7, NOW, NOW + 10 * MS)
@@ -97,9 +97,9 @@ def test_the_lease_of_the_dead_counts_no_more_and_their_seats_next_does(library,
 
 
 def test_a_lease_is_never_so_long_that_it_would_bind_nobody(library, turnstile):
-    """Limit the lease if a process has ten seconds of pending work.
+    """Limit a lease to one second, also if a process has ten seconds of pending work.
 
-    Other processes see the lease for at most one second at a time.
+    Other processes would ignore a longer lease, so the process renews it.
     """
     t = view(turnstile)
     assert library.turnstile_take(t, 0, 7, NOW, NOW + 11 * SECOND)
@@ -122,7 +122,7 @@ GIVEN, LONG, NOT = range(3)
 
 @pytest.fixture
 def watched(library):
-    """Return two views of one turnstile: of its tenant, and of another tenant.
+    """Return views of one turnstile for its own tenant and for another tenant.
 
     The memory is sealed. The first view is writable, and the second one is read-only.
     """
@@ -143,7 +143,7 @@ def watched(library):
 
 
 def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
-    """Wake the waiter, which uses a futex on memory that it can only read."""
+    """Wake a waiting process, although it can only read the memory of the futex."""
     own, neighbours = watched
     now = time.monotonic_ns()
     assert library.turnstile_take(own, 3, 7, now, now + SECOND)
@@ -166,7 +166,7 @@ def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
         time.sleep(0.001)
     library.turnstile_give(own, 3, 7)
     waiter.join(60)
-    # The result NOT is possible too, because the waiter may have been between two sleeps.
+    # The result NOT is also possible, because the waiter may have been between two sleeps.
     assert results[-1] in (GIVEN, NOT)
     assert set(results[:-1]) == {LONG}, "it sleeps, and never for long"
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test each kind of memory.
 
-Memory is charged when it is allocated, credited when it is freed, and refused exactly at the quota.
+The limiter charges memory when it is allocated, credits it when it is freed, and refuses it exactly at the quota.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ KINDS: dict[str, tuple[int, tuple, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_memory(tenant: Tenant, kind: str) -> None:
-    """Allocate once with a quota of the exact size. A second allocation is refused.
+    """Allocate once with a quota of exactly the size, and refuse a second allocation.
 
-    With a quota that is one byte smaller, the first allocation is refused too.
+    If the quota is one byte smaller, refuse the first allocation too.
     """
     size, call, free = KINDS[kind]
     tenant.quota(size)
@@ -98,15 +98,16 @@ def test_freed_twice_it_is_given_back_once(tenant: Tenant, kind: str) -> None:
     with tenant.client() as client:
         first, _ = client.call(*call)[1][0], client.call(*call)
         client.ok(free, first)
-        if free.startswith("cuMem"):  # The stub can only tell the addresses of arrays.
+        if free.startswith("cuMem"):  # The stub can report addresses only of arrays.
             assert client.call(free, first)[0] == INVALID_VALUE
         assert client.memory() == (size, 2 * size)
 
 
 def test_a_pitch_is_known_only_afterwards(tenant: Tenant) -> None:
-    """Refuse an allocation of rows once their pitch is known.
+    """Refuse an allocation of rows after the driver has returned their pitch.
 
-    Width times height is within the quota, but pitch times height is not. The memory is freed and is not reported.
+    Width times height is within the quota, but pitch times height is not. The limiter frees the memory and does not
+    report it.
     """
     tenant.quota(3 * PITCH - 1)
     with tenant.client() as client:
@@ -136,9 +137,9 @@ def test_sizes_beyond_all_numbers(tenant: Tenant, call: tuple) -> None:
         assert client.memory() == (MIB - 1, MIB)
 
 
-#: Format number, channels in the descriptor, and bits per pixel from the descriptions in cuda.h. Bits per pixel are the
-#: stored bits of a sample times the number of luma and chroma samples (chroma: two for 4:4:4, one for 4:2:2, a half for
-#: 4:2:0).
+#: For each format: its number, the channels in the descriptor, and the bits per pixel from the descriptions in cuda.h.
+#: Bits per pixel are the stored bits of a sample times the number of luma and chroma samples (chroma: two for 4:4:4,
+#: one for 4:2:2, a half for 4:2:0).
 FORMATS = {
     "BC1": (0x91, 4, 64 / 16),
     "BC4": (0x97, 1, 64 / 16),
@@ -168,9 +169,9 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_format_comes_to(tenant: Tenant, name: str) -> None:
-    """Expect the stub's own error for arrays of these formats within the quota.
+    """Expect the stub's error for arrays within the quota.
 
-    If the size is above the quota, the limiter refuses the call before it reaches the stub.
+    The stub rejects these formats. Above the quota, the limiter refuses the call before it reaches the stub.
     """
     number, channels, bits = FORMATS[name]
     size = int(64 * 64 * bits / 8)
@@ -223,7 +224,7 @@ def test_two_mappings_and_one_unmap_of_several(tenant: Tenant) -> None:
 
 
 def test_a_handle_that_was_got_back_from_an_address(tenant: Tenant) -> None:
-    """Release the handle, and get it again from an address in the mapping."""
+    """Count memory whose handle was released and fetched again from a mapped address."""
     tenant.quota(STEP)
     with tenant.client() as client:
         handle = physical(client, STEP)
@@ -250,9 +251,9 @@ def test_pinned_memory_of_the_host_does_not_count(tenant: Tenant, call: tuple) -
 
 
 def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
-    """Report out of memory only after pools have released unused memory.
+    """Let pools release unused memory before a call fails with out of memory.
 
-    The driver does the same.
+    The driver does so too.
     """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_POOL_GROWTH=str(32 * MIB)) as client:
@@ -323,7 +324,7 @@ def test_both_forms_of_stream_ordered_calls(tenant: Tenant, suffix: str) -> None
 def pair(tmp_path: Path, built: Built) -> Tenant:
     """Create a tenant with 8 MiB on the second of two GPUs.
 
-    The first GPU is not in its quota.
+    The tenant has no quota on the first GPU.
     """
     return Tenant(tmp_path / "root", Card(tmp_path / "card", gpus=2), built).quota(None, 8 * MIB)
 
@@ -335,7 +336,7 @@ def test_a_gpu_that_is_not_in_the_quota_is_as_it_is(pair: Tenant) -> None:
 
 
 def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
-    """Identify GPUs by UUID, for a process that only sees the second one as device 0."""
+    """Identify a GPU by UUID, for a process that sees only the second GPU as device 0."""
     with pair.client(CUDA_VISIBLE_DEVICES=pair.card.uuid(1)) as client:
         assert client.memory() == (8 * MIB, 8 * MIB)
         assert client.call("cuMemAlloc_v2", OUT, 8 * MIB + 1)[0] == OUT_OF_MEMORY
@@ -344,7 +345,7 @@ def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
 
 
 def test_the_memory_is_its_own_devices(pair: Tenant) -> None:
-    """Charge memory to the device of the properties or stream, not of the context."""
+    """Charge memory to the device of its properties or stream, not to the context's."""
     second = data(account.on_device(1))
     with pair.client(STUB_POOL_GROWTH="0") as client:
         handle = client.ok("cuMemCreate", OUT, 4 * STEP, second, 0)[0]
@@ -418,7 +419,7 @@ def test_a_graph_whose_memory_does_not_fit_is_not_launched(tenant: Tenant) -> No
 
 
 def with_managed(tenant: Tenant, word: str, quota: int = 64 * MIB) -> Tenant:
-    """Make managed memory `counted` against the quota, or `oversubscribed`."""
+    """Write a quota with managed memory `counted` or `oversubscribed`."""
     tenant.quota(quota)
     return tenant.write((tenant.folder / "quota").read_text() + f"managed {word}\n")
 
@@ -440,7 +441,7 @@ def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant)
 
 
 def test_managed_memory_of_before_is_given_back_once(tenant: Tenant) -> None:
-    """Credit memory that was charged, even if the quota's mode has changed."""
+    """Credit charged memory when it is freed, even if the quota's mode has changed."""
     with with_managed(tenant, "counted").client() as client:
         counted = client.ok("cuMemAllocManaged", OUT, 40 * MIB, 1)
         with_managed(tenant, "oversubscribed")
@@ -459,9 +460,9 @@ def test_managed_memory_counts_again_when_the_quota_says_so(tenant: Tenant) -> N
 
 
 def test_what_nvml_says_of_managed_memory_is_not_charged(tenant: Tenant) -> None:
-    """Ignore NVML's total of a process with managed memory, which the total includes.
+    """Ignore NVML's total for a process with managed memory, because it includes that.
 
-    One NVML query returns both clients. When the second client's memory is charged, the first client's total is known
+    One NVML query returns both clients. So when the second client is charged, the total of the first client is known
     too.
     """
     context = {"STUB_CONTEXT_BYTES": str(10 * MIB)}

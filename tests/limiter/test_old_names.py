@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test functions from before CUDA 3.2, with 32-bit pointers and sizes.
 
-The tests also cover launches from before CUDA 4. The quota applies to all these functions.
+The quota applies to these functions, and to the launch functions from before CUDA 4.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOAT = 0x20
 
 @pytest.fixture(params=["by name", "by version"])
 def call(request: pytest.FixtureRequest, tenant: Tenant) -> object:
-    """Call a function by its exported name, or by cuGetProcAddress for CUDA 3.1."""
+    """Return a function that calls by exported name or by cuGetProcAddress (CUDA 3.1)."""
     tenant.quota(8 * MIB)
     with tenant.client() as client:
 

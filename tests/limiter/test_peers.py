@@ -1,9 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test how a process interprets the tenant's work on another GPU.
+"""Test how a process judges the work of its tenant on another GPU.
 
-A process decides whether the other GPU has received more work. It also decides whether that work waits for the
-process's own GPU.
+The process decides whether the other GPU has received more work, and whether that work waits for its own GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.limiter.limiter_lab import DEADLINE, HERE, SOURCE, compile_c
 
 @dataclass(frozen=True)
 class Look:
-    """The time and the state of both GPUs in one check. client/peers.c has the format."""
+    """One check: its time, and the state of both GPUs. client/peers.c has the format."""
 
     ms: float
     own: int
@@ -32,7 +31,7 @@ class Look:
         return f"{self.ms:g}:{self.own}:{self.peers}:{self.works:d}:{self.state}"
 
 
-#: The result of each check: whether this GPU is behind the other one, and whether it must hurry.
+#: For each check: whether this GPU is behind the other one, and whether it must hurry.
 Looks = Callable[..., list[tuple[bool, bool]]]
 
 
@@ -51,9 +50,9 @@ def looks(build_folder: Path) -> Looks:
 
 
 def test_one_idle_moment_does_not_change_what_is_even(looks):
-    """Check that one idle moment does not change which counts are equal.
+    """Do not take the counts at a single idle moment as equal work.
 
-    A launch of the other GPU's step is still pending. After this launch, both GPUs have received the same work.
+    The other GPU still has to receive a launch of this step. Only then have both GPUs received the same work.
     """
     (_, _, (even, _), (behind, _)) = looks(
         Look(0, own=4, peers=4, state="idle"),
@@ -66,7 +65,10 @@ def test_one_idle_moment_does_not_change_what_is_even(looks):
 
 
 def test_counts_that_begin_apart_are_even(looks):
-    """Treat counts as equal although the seats count launches of earlier programs."""
+    """Take counts that start at different values as equal work.
+
+    The seats also count launches of earlier programs.
+    """
     assert looks(
         Look(0, own=0, peers=37, state="idle"),
         Look(20, own=1, peers=38, state="works"),
@@ -75,7 +77,10 @@ def test_counts_that_begin_apart_are_even(looks):
 
 
 def test_turns_that_begin_alike_show_what_is_even(looks):
-    """Launch one additional kernel in one process, for example to evaluate its model."""
+    """Recognize equal work, although one process launched one additional kernel.
+
+    For example, the process evaluated its model.
+    """
     answers = looks(
         Look(0, own=4, peers=4, state="idle"),
         *(Look(30 + 25 * turn, own=5 + turn, peers=15 + turn, state="idle") for turn in range(9)),
@@ -87,7 +92,7 @@ def test_turns_that_begin_alike_show_what_is_even(looks):
 
 
 def test_where_counts_stay_uneven_each_turn_counts_from_its_begin(looks):
-    """Launch more kernels per step on the other GPU than on this one."""
+    """Count from the start of each step, if the other GPU gets more kernels per step."""
     answers = looks(
         Look(0, own=4, peers=4, state="idle"),
         *(Look(100 * turn, own=4 + turn, peers=4 + 2 * turn, state="idle") for turn in range(1, 5)),
@@ -100,9 +105,9 @@ def test_where_counts_stay_uneven_each_turn_counts_from_its_begin(looks):
 
 
 def test_a_peer_that_is_late_is_helped(looks):
-    """Hurry at once for work that only the other GPU has received.
+    """Hurry at once if only the other GPU has received the work that it waits for.
 
-    For the next work, this GPU hurries after a delay.
+    When both GPUs have received the work, this GPU hurries only after a delay.
     """
     assert looks(
         Look(0, own=4, peers=4, state="works"),
@@ -114,9 +119,9 @@ def test_a_peer_that_is_late_is_helped(looks):
 
 
 def test_a_peer_may_be_late_for_what_works_here(looks):
-    """Wait for a late peer if both GPUs have received the same work.
+    """Do not hurry while this GPU works, if both GPUs have received the same work.
 
-    A late peer only waits for more work once this GPU has finished.
+    The other GPU can wait for new work only after this GPU has finished.
     """
     answers = looks(
         Look(0, own=4, peers=4, state="works"),

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test that the tenant's other processes can use memory that pools release.
 
-A pool releases memory when its process waits for the GPU. The memory must be available whatever the process does next.
+A pool releases memory when its process waits for the GPU. Other processes must be able to use the memory, whatever this
+process does next.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ WAITS = (
 
 
 def prepared(client: Client, wait: str) -> tuple:
-    """Return a call that waits, after preparing its arguments."""
+    """Prepare the arguments of a call that waits, and return the call."""
     if wait == "cuEventSynchronize":
         return (wait, client.ok("cuEventCreate", OUT, 0))
     if wait == "cuMemFree_v2":
@@ -43,10 +44,10 @@ def prepared(client: Client, wait: str) -> tuple:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait: str) -> None:
-    """Let other processes use memory at once that an idle process has released.
+    """Let other processes immediately use memory that an idle process has released.
 
-    These processes used to be refused, although the card was empty. The refusals ended when the idle process made a
-    call that allocates or frees.
+    Earlier, these processes were refused although the card was empty, until the idle process made a call that allocates
+    or frees.
     """
     tenant.quota(QUOTA)
     with tenant.client() as idle, tenant.client() as sibling:
@@ -65,7 +66,7 @@ def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait
 def test_what_a_pool_keeps_is_on_the_card_and_counts(tenant: Tenant) -> None:
     """Count memory that a pool keeps.
 
-    Only the pool's own process can use this memory. Other processes are refused, as they are without the limiter.
+    Only the process of the pool can use this memory. Other processes are refused, as they would be without the limiter.
     """
     tenant.quota(QUOTA)
     with tenant.client() as idle, tenant.client() as sibling:
@@ -78,8 +79,8 @@ def test_what_a_pool_keeps_is_on_the_card_and_counts(tenant: Tenant) -> None:
         sibling.alloc(QUOTA - MOST)
 
 
-#: One thread waits for the GPU while another thread's allocation is still in the driver. Both pools release unused
-#: memory.
+#: One thread waits for the GPU while the allocation of another thread is still in the driver. Pools of both threads
+#: release unused memory.
 MEANWHILE = """
 import ctypes, os, sys, threading
 driver, context, pool = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
@@ -108,10 +109,10 @@ sys.stdin.readline()
 
 
 def test_who_waits_for_the_gpu_waits_for_no_other_thread(tenant: Tenant, tmp_path: Path) -> None:
-    """Wait for the GPU while an allocation of another thread is in the driver.
+    """Wait for the GPU without waiting for another thread's allocation in the driver.
 
-    The allocation may depend on the next call of the waiting thread, so neither may wait for the other. At the end,
-    memory that the pools released no longer counts.
+    The allocation may depend on the next call of the waiting thread, so they would wait for each other. At the end,
+    memory that the pools released must no longer count.
     """
     tenant.quota(QUOTA)
     grown = tmp_path / "grown"

@@ -55,7 +55,7 @@ def test_tenants_do_not_touch_each_other(tenant: Tenant) -> None:
 
 
 def test_300_processes_at_once(tenant: Tenant) -> None:
-    """Let each process allocate its part of the quota.
+    """Let each of 300 processes allocate its part of the quota.
 
     One more process gets nothing. At the end, all memory is free.
     """
@@ -63,7 +63,7 @@ def test_300_processes_at_once(tenant: Tenant) -> None:
     tenant.quota(count * MIB)
     clients = [tenant.client(start=False) for _ in range(count)]
     try:
-        # Send to all clients before reading any answer, so that they run in parallel.
+        # Send to all clients before the first answer is read, so that the clients run in parallel.
         for client in clients:
             client.send("call cuInit 0", "call cuDevicePrimaryCtxRetain & 0")
         for client in clients:
@@ -89,7 +89,7 @@ def test_300_processes_at_once(tenant: Tenant) -> None:
 def test_kill_storm(tenant: Tenant, seed: int) -> None:
     """Kill processes at random times while they allocate and free as fast as they can.
 
-    Their memory must be free afterwards, and the card must never have held more than the quota.
+    Afterwards, all their memory must be free. The card must never have held more than the quota.
     """
     quota, generator = 8 * MIB, random.Random(seed)
     tenant.quota(quota)
@@ -100,7 +100,7 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
         running.append(client)
         if len(running) == 5:
             victim = running.pop(generator.randrange(5))
-            # The wait only makes the time of the kill random.
+            # This wait makes the time of the kill random, and has no other purpose.
             for _ in range(generator.randrange(2000)):
                 os.getppid()
             victim.kill()
@@ -119,7 +119,7 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
     ("sequence", "kills"), [("linear", 40), ("first", 4), ("pool", 20), ("physical", 20), ("refused", 12)]
 )
 def test_killed_at_any_instruction(tenant: Tenant, sequence: str, kills: int) -> None:
-    """Kill a program at instructions that are spread over a whole sequence of calls.
+    """Kill a program at instructions spread over a whole sequence of calls.
 
     SEED shifts the instructions, and CASES sets the number of kills.
     """
@@ -151,7 +151,7 @@ def test_a_fork_bomb_stays_within_the_quota(tenant: Tenant) -> None:
 
 
 def test_a_child_without_cuda_holds_nothing_of_its_parent(tenant: Tenant, tmp_path: Path) -> None:
-    """Free a killed trainer's memory at once, although its data loaders survive."""
+    """Free the memory of a killed trainer at once, although its data loaders survive."""
     tenant.quota(4 * MIB)
     with tenant.client() as parent:
         parent.alloc(4 * MIB)

@@ -21,7 +21,7 @@ GOOD = f"version 1\ntenant tenant-a\ngpu {UUID} memory {8 * MIB} sm 100 seat 0\n
 
 
 def until(answer: Callable[[], object], wanted: object) -> object:
-    """Repeat a query until its answer is the wanted one.
+    """Repeat a query until it returns the wanted answer or times out.
 
     The library checks the file once a second.
     """
@@ -90,7 +90,7 @@ def test_unknown_keys_are_passed_over_and_logged(tenant: Tenant) -> None:
     ],
 )
 def test_what_is_not_understood(tenant: Tenant, old: str, new: str, line: int, says: str) -> None:
-    """Limit nothing if the first quota file cannot be parsed.
+    """Limit nothing and log the error if the first quota file cannot be parsed.
 
     The log names the file, the line and the error.
     """
@@ -119,7 +119,7 @@ def test_a_file_that_others_may_write(tenant: Tenant, mode: int) -> None:
         assert "users other than its owner may write it" in tenant.logged()
         quota = tenant.folder / "quota"
         seen = quota.stat().st_ctime_ns
-        # Wait for a new timestamp: some kernels' file systems have a resolution of 4 ms or more.
+        # Wait for another timestamp: file systems of some kernels have a resolution of 4 ms or more.
         while quota.stat().st_ctime_ns == seen:
             quota.chmod(0o644)
         assert until(lambda: total(client), 8 * MIB) == 8 * MIB

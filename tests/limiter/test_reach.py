@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check which ways to load the driver are limited, as in docs/vgpu-enforced.md."""
+"""Check which ways to load the driver are limited (docs/vgpu-enforced.md)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ print(allocate(ctypes.addressof(address), 2 << 20))
 def answer(
     tenant: Tenant, way: str, driver: str | Path | None = None, environment: dict[str, str] | None = None
 ) -> int:
-    """Return the result of an allocation above the quota, in one of the ways."""
+    """Load the driver in one way, and return the result of a too large allocation."""
     tenant.quota(MIB)
     source = tenant.root / "wrapper.c"
     declared = "#include <stddef.h>\nint cuMemAlloc_v2(void *, size_t);\n"
@@ -89,7 +89,7 @@ def test_a_library_that_links_with_the_driver_is_held(tenant: Tenant) -> None:
 def test_the_full_version_file_is_held(tenant: Tenant) -> None:
     """Limit a program that opens the driver's versioned file.
 
-    The file has the same soname as the driver.
+    The versioned file has the soname libcuda.so.1.
     """
     full = tenant.root / "libcuda.so.580.82.07"
     shutil.copy(tenant.built.stub / "libcuda.so.1", full)

@@ -27,7 +27,7 @@ from tests.limiter.account import MIB
 from tests.limiter.limiter_lab import DEADLINE, OUT, Client, Tenant, data
 from tests.limiter.mounts import UNSHARE, can_mount
 
-# The layout of region.1. The tests repeat it, because no release may change it while older versions use it.
+# The layout of region.1 is repeated here. No release may change it while older releases use the file.
 MAGIC = 0x3155504756464F00
 GPUS, SLOTS = 64, 64 + 16 * 48
 GPU_SIZE, SLOT_SIZE, SLOT_COUNT = 48, 320, 1024
@@ -38,7 +38,7 @@ LOCKED_SLOTS = (1 << 24) + 1
 
 
 class Region:
-    """Access to the fields of the file."""
+    """Read and write the fields of a region file."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -60,7 +60,7 @@ def region(tenant: Tenant) -> Iterator[Region]:
 
 
 def lives(path: Path, slot: int) -> bool:
-    """Return whether another process sees a lock on the byte of the slot."""
+    """Return whether another process sees a lock on the byte of this slot."""
     with path.open("r+b") as file:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCKED_SLOTS + slot, 1, 0)
         return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK
@@ -88,9 +88,9 @@ def test_what_is_in_it(tenant: Tenant) -> None:
 
 
 def test_the_peak_is_of_what_was_there(tenant: Tenant) -> None:
-    """Leave refused calls, and growth that a pool only tries, out of the peak.
+    """Leave refused calls, and growth that a pool tries in vain, out of the peak.
 
-    The peak includes memory that was allocated before.
+    The peak is the most memory that the tenant really held.
     """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_FAIL="cuMemAlloc_v2:2:2", STUB_POOL_GROWTH="0") as client:
@@ -151,7 +151,7 @@ def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
         with tenant.client() as victim:
             victim.alloc(2 * MIB)
             victim.kill()
-        # The function getpid is harmless as a signal handler.
+        # getpid is the signal handler, because it does nothing.
         handler = keeper.tell("find getpid").split()[0]
         assert keeper.call("signal", int(signal.SIGALRM), handler)[0] == 0
         keeper.ok("setitimer", 0, data(struct.pack("<4q", 0, 100, 0, 100)), 0)
@@ -166,9 +166,9 @@ def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
 
 
 def test_a_lock_of_the_slots_earlier_process_is_nobodys(tenant: Tenant) -> None:
-    """Take over a lock of an ended process whose slot another process now has.
+    """Take over the lock of an ended process, whose slot another process now has.
 
-    The new process does not hold the lock.
+    The new process of the slot does not hold the lock.
     """
     tenant.quota(8 * MIB)
     with tenant.client() as first:
@@ -198,7 +198,7 @@ def test_a_lock_that_names_nobody(tenant: Tenant, word: int) -> None:
 def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str) -> None:
     """Refuse every allocation if the tenant has no region.
 
-    Without the shared region, each process would have its own quota, which would not limit the tenant.
+    Otherwise each process would have a quota for itself, and the tenant would have no limit.
     """
     tenant.quota(8 * MIB)
     if what == "missing" or what == "a folder":
@@ -229,7 +229,7 @@ def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str)
 def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, shared: bool, size: int) -> None:
     """Start a program while /run has no space for the region.
 
-    The program's allocations fail, but the program gets no signal when it first accesses the region.
+    The allocations must fail, but the program must get no signal when it first accesses the region.
     """
     tenant.quota(8 * MIB)
     script, run = tmp_path / "client", tenant.root / "run"
@@ -262,9 +262,9 @@ WAYS_TO_ALLOCATE = (
 
 
 def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) -> None:
-    """Reuse the places of sixteen earlier GPUs, which fill the table.
+    """Reuse places of GPUs after sixteen earlier GPUs have filled the table.
 
-    While a process from that time runs, there is no room for another GPU.
+    As long as a process from that time runs, there is no room for another GPU.
     """
     head = f"version 1\ntenant {tenant.name}\n"
     earlier = [f"gpu GPU-{number:032x} memory 0\n" for number in range(1, 17)]
@@ -286,7 +286,7 @@ def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) ->
 def test_when_all_places_are_taken(tenant: Tenant) -> None:
     """Refuse memory to a process if 1024 other processes have all slots.
 
-    The log has the reason.
+    The log contains the reason.
     """
     tenant.quota(8 * MIB)
     with tenant.client() as client:
@@ -315,9 +315,9 @@ os.execvp("cat", ["cat"])
 
 
 def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) -> None:
-    """Replace a program with exec, which keeps the process.
+    """Free all memory when a program replaces itself with exec.
 
-    Closing the driver's own files is the task of the driver.
+    The driver itself must close its own files.
     """
     tenant.quota(8 * MIB)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -334,9 +334,9 @@ def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) ->
 
 
 def test_a_region_that_was_made_anew_says_nothing_of_the_old_one(tenant: Tenant) -> None:
-    """Remove and recreate the tenant while its processes run.
+    """Recreate a tenant while processes of its old region run.
 
-    The old processes still count each other's memory.
+    The old processes must still count each other's memory.
     """
     tenant.quota(8 * MIB)
     with tenant.client() as first, tenant.client() as second:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the memory and process data that programs get from the driver and NVML.
+"""Test the memory use and processes that the driver and NVML report to programs.
 
 nvidia-smi and similar tools make the same queries.
 """
@@ -95,7 +95,7 @@ def test_a_quota_above_the_card_shows_the_card(tenant: Tenant) -> None:
 
 
 def test_more_used_than_the_quota_is_none_left(tenant: Tenant) -> None:
-    """Report 0 free bytes, never a negative number, if the quota is below the use."""
+    """Report 0 free bytes, not fewer, if the tenant uses more than its quota."""
     tenant.quota(8 * MIB)
     with tenant.client() as client:
         client.alloc(8 * MIB)
@@ -174,9 +174,9 @@ def test_a_killed_process_is_out_of_the_figures_at_once(tenant: Tenant) -> None:
 
 
 def settled(client: object, free: int) -> tuple[int, int]:
-    """Return free and total memory after the next NVML query.
+    """Wait until `free` bytes are free, and return free and total memory.
 
-    NVML is queried at most once a second.
+    The limiter queries NVML at most once a second.
     """
     end = time.monotonic() + DEADLINE
     while client.memory()[0] != free and time.monotonic() < end:
@@ -200,8 +200,8 @@ def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
         STUB_CONTEXT_BYTES=str(10 * MIB)
     ) as named:
         hidden.alloc(MIB)
-        # One query covers both clients. When the client that NVML lists is charged, the hidden client has been queried
-        # too.
+        # One query covers both clients. So when the listed client is charged, the client that NVML does not list was
+        # also in a query.
         assert settled(named, 53 * MIB) == (53 * MIB, 64 * MIB)
         assert hidden.memory() == (53 * MIB, 64 * MIB)
 
@@ -209,8 +209,8 @@ def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
 def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
     """Ignore NVML's pids in another PID namespace.
 
-    NVML returns host pids, which can belong to other processes in this namespace. The size of a context is known from
-    the other process.
+    NVML returns pids of the host, which can be other processes in this namespace. The limiter already knows the size of
+    a context from the other process.
     """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as named:
@@ -271,9 +271,9 @@ def opened(fifo: Path) -> int:
 def test_memory_of_unknown_size_is_counted_once_during_an_nvml_query(
     tenant: Tenant, tmp_path: Path, memory: str
 ) -> None:
-    """Count memory once if its size is known only when the driver call returns.
+    """Count memory only once if an NVML query runs during its allocation.
 
-    NVML already reports this memory before it is charged.
+    The limiter learns the size of this memory only when the driver call returns. NVML already reports it before that.
     """
     tenant.quota(128 * MIB)
     grown, asked = tmp_path / "grown", tmp_path / "asked"
@@ -322,9 +322,9 @@ print(free.value)
 
 
 def test_memory_that_comes_and_goes_while_nvml_is_asked_is_not_the_contexts(tenant: Tenant, tmp_path: Path) -> None:
-    """Do not count short-lived memory in NVML's report as memory of the context.
+    """Do not take short-lived memory in NVML's report for memory of the context.
 
-    The memory is allocated and freed while NVML is queried.
+    The program allocates and frees the memory during the NVML query.
     """
     tenant.quota(64 * MIB)
     asked, answered = tmp_path / "asked", tmp_path / "answered"
@@ -385,7 +385,7 @@ def test_a_real_pid_namespace(tenant: Tenant, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemGetInfo_v2"])
 def test_without_nvml(tenant: Tenant, tmp_path: Path, call: str) -> None:
-    """Run in a container that has the driver's library without NVML."""
+    """Run in a container that has the driver's library but not NVML."""
     tenant.quota(8 * MIB)
     alone = tmp_path / "driver"
     alone.mkdir()

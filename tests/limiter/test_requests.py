@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Replay the requests that CUDA runtimes send to cuGetProcAddress.
 
-Each answer must be the exact variant. If the function is intercepted, the answer is the hook, and otherwise the
-driver's function.
+Each answer must be the exact variant: the hook if the function is intercepted, and otherwise the driver's function.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ HERE = Path(__file__).resolve().parent
 LISTS = {path.stem.split("-")[1]: path for path in sorted((HERE / "data").glob("cuda-*.txt"))}
 #: The requests of Python packages (see test_driver_layers.py).
 LAYERS = {path.stem.partition("-")[2]: path for path in sorted((HERE / "data").glob("layer-*.txt"))}
-# Functions that must be intercepted by the project's design, listed separately from the library's own list. A variant
-# that differs only by version or by kind of stream must not be mistaken for one of these.
+# The design requires a hook for these functions. This list is independent of the library's own list. A variant that
+# differs only by version or kind of stream must not count as one of them.
 _HOOKED = """
     cuGetProcAddress cuGetProcAddress_v2 cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemAllocManaged cuMemCreate cuMemAllocAsync
     cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz cuArrayCreate_v2 cuArray3DCreate_v2
@@ -39,7 +38,7 @@ _HOOKED = """
     cuCtxSynchronize cuCtxSynchronize_v2 cuStreamSynchronize cuStreamSynchronize_ptsz cuEventSynchronize
 """
 HOOKED = set(_HOOKED.split())
-# Functions that may also be intercepted, because newer or older programs allocate or free memory with them.
+# Newer or older programs allocate or free memory with these functions, so they may also be intercepted.
 _MAY_BE_HOOKED = """
     cuCtxDestroy cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset cuMemPoolCreate cuDeviceGraphMemTrim cuGraphUpload
     cuGraphUpload_ptsz cuMemPoolImportFromShareableHandle cuMemImportFromShareableHandle cuGreenCtxDestroy cuCtxDetach
@@ -62,7 +61,7 @@ def variants() -> list[tuple[str, int, bool, str]]:
 
 
 def wanted(name: str, version: int, flags: int) -> str | None:
-    """Return the exported symbol that a driver returns for a request."""
+    """Return the exported symbol that a driver would return for a request."""
     fit = [row for row in variants() if row[0] == name and row[1] <= version and (flags & 2 or not row[2])]
     return max(fit, key=lambda row: (row[2], row[1]))[3] if fit else None
 
@@ -78,7 +77,7 @@ def exported(client: Client, symbol: str) -> int:
 @pytest.mark.parametrize("runtime", [*LISTS, *(LAYERS if THOROUGH else ())])
 @pytest.mark.parametrize("aliases", ["0", "1"], ids=["exported", "other-addresses"])
 def test_each_answer_is_the_very_variant(tenant: Tenant, runtime: str, aliases: str) -> None:
-    """Compare cuGetProcAddress by name and version with dlsym by the symbol's name.
+    """Compare cuGetProcAddress with dlsym for the symbol of that name and version.
 
     With aliases, the driver returns addresses that differ from its exported functions. Pointers that are not
     intercepted are then compared with those that the driver returns without the limiter.
@@ -106,9 +105,9 @@ def test_each_answer_is_the_very_variant(tenant: Tenant, runtime: str, aliases: 
 
 
 def test_every_variant_of_the_driver(tenant: Tenant) -> None:
-    """Request each name at each version with a new variant, for both kinds of streams.
+    """Request each name at each version that adds a variant, with both stream kinds.
 
-    Runtimes request only some of these names.
+    Runtimes request only some of these variants.
     """
     tenant.quota(1 << 30)
     with tenant.client() as limited, tenant.client(preload=False) as bare:
@@ -123,7 +122,7 @@ def test_every_variant_of_the_driver(tenant: Tenant) -> None:
 
 
 def test_hooks_stay_what_is_listed(tenant: Tenant) -> None:
-    """Check that all required hooks exist, and that all hooks are in the lists above."""
+    """Check that all required hooks exist, and that the lists above have every hook."""
     names = set(re.findall(r"^HOOK\((\w+)", (SOURCE / "driver/hooks.h").read_text(), re.MULTILINE))
     assert names >= HOOKED
     assert names - HOOKED <= MAY_BE_HOOKED

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test dlsym without a driver, and with libraries that export the same names.
+"""Test dlsym without a driver, and with libraries that export the driver's names.
 
 The results must be the same as without the limiter.
 """
@@ -45,9 +45,9 @@ def search(environment: dict[str, str], *libraries: Path) -> str:
 
 
 def test_without_a_driver_nothing_of_it_is_found(tenant: Tenant) -> None:
-    """Find nothing without a driver.
+    """Find no function of the driver if there is no driver.
 
-    A program that checks for CUDA must not find the limiter's functions instead.
+    A program that checks for CUDA must not find the functions of the limiter.
     """
     tenant.quota(1 << 20)
     limited = search(tenant.environment())
@@ -68,7 +68,7 @@ def test_with_a_driver_it_is_found_without_an_error(tenant: Tenant) -> None:
 def test_a_driver_without_newer_functions(tenant: Tenant, tmp_path: Path) -> None:
     """Find no functions that an old driver lacks.
 
-    A lookup of existing functions leaves no dlerror.
+    A lookup of a function that exists must leave no dlerror.
     """
     tenant.quota(1 << 20)
     source = tmp_path / "old.c"
@@ -84,9 +84,9 @@ def test_a_driver_without_newer_functions(tenant: Tenant, tmp_path: Path) -> Non
 
 
 def test_another_librarys_function_of_the_same_name(tenant: Tenant, tmp_path: Path) -> None:
-    """Return a function of a profiler's library that exports the same name.
+    """Return the function of a profiler's library, if dlsym searches this library.
 
-    The name is searched with the library's handle.
+    The profiler exports a name of the driver. The program passes the profiler's handle to dlsym.
     """
     tenant.quota(1 << 20)
     source = tmp_path / "other.c"
@@ -104,7 +104,7 @@ def test_another_librarys_function_of_the_same_name(tenant: Tenant, tmp_path: Pa
 
 
 def test_the_drivers_answer_stays_as_it_is(tenant: Tenant) -> None:
-    """Return the driver's own errors and status, even if arguments are missing."""
+    """Return the driver's errors and status unchanged, even if arguments are missing."""
     tenant.quota(1 << 20)
     name = data(b"cuMemAlloc\0")
     calls = [
@@ -140,9 +140,9 @@ def test_cugetprocaddress_finds_itself(tenant: Tenant, entry: str) -> None:
 
 
 def test_each_hook_has_a_declaration_of_its_own() -> None:
-    """Declare each hook separately.
+    """Check that each hook is declared under its own name.
 
-    A macro in CUDA's headers may rename a function to another version. The hook would then have the wrong type.
+    A macro in CUDA's headers may rename a function to another version, and the hook would then have the wrong type.
     """
     declared = (SOURCE / "base/cuda_abi.h").read_text()
     for line in (SOURCE / "driver/hooks.h").read_text().splitlines():

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the library and its clients under sanitizers, and many threads.
+"""Run the library and its clients under sanitizers and with many threads.
 
 The driver stub, loader.c and resolve.c are built without sanitizers, because the sanitizers look up their own functions
 through them.
@@ -34,7 +34,7 @@ def test_sequences_under_address_and_undefined_behaviour_sanitizer(build_folder:
     run(sanitized(build_folder, "address,undefined"), 4, 30, SEED * 100 + 70)
 
 
-#: Flags of client/all_ways.c for pools and rows. Only the driver knows their size, and only after the allocation.
+#: Flags of client/all_ways.c. The size of pools and rows is known only to the driver, and only after the allocation.
 ALL_WAYS, POOLS, ROWS = 0xFF, 1 << 1, 1 << 6
 THREADS, ROWS_AT_ONCE = 8, 2
 
@@ -62,17 +62,17 @@ def threads(tenant: Tenant, built: Built, quota: int, count: int, rounds: int, w
     ids=["known before", "with rows", "with pools"],
 )
 def test_threads(tenant: Tenant, built: Built, ways: int, quota: int, beyond: int) -> None:
-    """Use a quota that is so small that many calls are refused.
+    """Allocate in many threads, with a quota so small that many calls are refused.
 
-    If a size is only known after the allocation, memory above the quota is freed at once. The card holds it until then.
+    If the size is known only after the allocation, the limiter frees memory above the quota at once. Until then, the
+    card holds this memory.
     """
     tenant.quota(quota)
     threads(tenant, built, quota, THREADS, 3000, ways)
     assert quota <= tenant.peak() <= quota + beyond
 
 
-# The leg `threads` of the thorough run uses the thread sanitizer, in which every kind of launch runs in several
-# threads.
+# In the thorough run, the leg `threads` uses the thread sanitizer and every kind of launch in several threads.
 @pytest.mark.parametrize("sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.thorough)])
 def test_threads_under_a_sanitizer(tenant: Tenant, build_folder: Path, sanitizer: str) -> None:
     built = sanitized(build_folder, sanitizer)

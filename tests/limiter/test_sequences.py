@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run random sequences of calls in two processes on two GPUs.
 
-After each call, the model (account.py), the card's record and the limiter's report must be equal. A call must run out
-of memory exactly when the model expects it. SEED selects other sequences. CASES and SIZE are the number and the length
-of the sequences.
+After each call, the model (account.py), the record of the card and the limiter's report must agree. A call must fail
+with out of memory exactly when the model says so. SEED selects other sequences. CASES and SIZE are the number and the
+length of the sequences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.limiter.card import Card
 from tests.limiter.limiter_lab import OUT, Built, Client, Tenant, data
 
 QUOTAS = (96 * MIB, 40 * MIB)
-GROWTH = 32 * MIB  # The minimum growth of the stub's pools, if the card has enough memory.
+GROWTH = 32 * MIB  # The stub's pools grow by at least this size, if the card has enough memory.
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 CASES, SIZE, SEED = (int(os.environ.get(name, default)) for name, default in (("CASES", 20), ("SIZE", 30), ("SEED", 1)))
 
@@ -39,13 +39,13 @@ processes = st.integers(0, 1)
 gpus = st.integers(0, 1)
 steps = st.integers(1, 24)
 picks = st.integers(0, 1 << 16)
-# A size in bytes, or an offset that is added to the free memory. Offset 0 is all free memory, 1 is one byte too much,
-# and -1 leaves one byte.
+# Sizes in bytes, or offsets to the free memory: 0 takes all free memory, 1 is one byte too much, and -1 leaves one
+# byte.
 sizes = st.one_of(st.integers(1, 64 * MIB), st.integers(1, 4096), st.sampled_from([("room", d) for d in (-1, 0, 1)]))
 
 
 class Sequences(RuleBasedStateMachine):
-    """Two processes, each of which uses threads 1 and 2 for the two GPUs.
+    """Two processes with one thread for each of the two GPUs (threads 1 and 2).
 
     Thread 3 is for other contexts.
     """
@@ -77,8 +77,8 @@ class Sequences(RuleBasedStateMachine):
         for gpu in range(2):
             self.take_context(process, gpu)
             pool = self.pools[process][gpu] = client.ok("cuDeviceGetDefaultMemPool", OUT, gpu)
-            # The pools of the first process keep unused memory. The pools of the second process release it whenever a
-            # thread waits for the GPU.
+            # Pools of the first process keep unused memory. Pools of the second process release it when a thread waits
+            # for the GPU.
             client.ok("cuMemPoolSetAttribute", pool, 4, data((b"\0" if process else b"\xff") * 8))
 
     def take_context(self, process: int, gpu: int) -> None:
@@ -105,16 +105,16 @@ class Sequences(RuleBasedStateMachine):
     def kept(self, process: int, gpu: int) -> int:
         """Return the unused memory in a process's pool.
 
-        Before a call of this process is refused, the pool releases the memory.
+        The limiter lets the pool release this memory before it refuses a call of the process.
         """
         client, pool = self.clients[process], self.pools[process][gpu]
         in_use, reserved = (client.ok("cuMemPoolGetAttribute", pool, attribute, OUT) for attribute in (7, 5))
         if not self.preload:
-            return 0  # The stub's card does not release this memory.
+            return 0  # Without the limiter, the pool keeps this memory.
         return reserved - account.rounded(in_use)
 
     def room(self, process: int, gpu: int) -> int:
-        """Return the largest size for which there is room."""
+        """Return the largest size that a process can allocate."""
         return self.quotas[gpu] - self.used(gpu) + self.kept(process, gpu)
 
     def size(self, wish: int | tuple[str, int], process: int, gpu: int) -> int:
@@ -135,7 +135,7 @@ class Sequences(RuleBasedStateMachine):
     def take(
         self, process: int, gpu: int, size: int, free: str, symbol: str, *arguments: object, thread: int = 0
     ) -> None:
-        """Allocate `size` bytes, and check that the call succeeds only if there is room."""
+        """Allocate `size` bytes, and check that this succeeds exactly if there is room."""
         fits = size <= self.room(process, gpu)
         result, values = self.clients[process].call(symbol, *arguments, thread=thread or gpu + 1)
         assert result == (0 if fits else OUT_OF_MEMORY), f"{symbol} of {size} bytes"
@@ -181,7 +181,7 @@ class Sequences(RuleBasedStateMachine):
         flags: int,
         levels: int,
     ) -> None:
-        """Allocate a plane (no depth, no levels), a volume, or an array with levels."""
+        """Allocate a plane (no depth and no levels), a volume, or an array with levels."""
         if depth == 0 and levels == 0 and flags == 0:
             size = account.array_bytes(width, height, 0, form, channels)
             call = ("cuArrayDestroy", "cuArrayCreate_v2", OUT, data(account.array_2d(width, height, form, channels)))
@@ -198,7 +198,7 @@ class Sequences(RuleBasedStateMachine):
     def free(self, process: int, pick: int, thread: int) -> None:
         """Free memory from any thread and context.
 
-        If memory is freed a second time, the call fails and changes nothing.
+        If the memory was already freed, the call must fail and change nothing.
         """
         held = self.books[process].held
         if not held:
@@ -214,7 +214,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(process=processes, gpu=gpus)
     def ask_for_nothing(self, process: int, gpu: int) -> None:
-        """Make an invalid call, and check that the error is the driver's own."""
+        """Make an invalid call, and check that it returns the driver's own error."""
         client = self.clients[process]
         assert client.call("cuMemAlloc_v2", OUT, 0, thread=gpu + 1)[0] == INVALID_VALUE
         assert client.call("cuMemAlloc_v2", 0, 4096, thread=gpu + 1)[0] == INVALID_VALUE
@@ -283,10 +283,10 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(process=processes, gpu=gpus, size=st.integers(1, 48 * MIB), named=st.booleans())
     def allocate_from_pool(self, process: int, gpu: int, size: int, named: bool) -> None:
-        """Allocate from a pool. The whole reservation of the pool counts.
+        """Allocate from a pool, whose whole reservation counts.
 
         The call must succeed if the pool's growth step fits too. It must fail if not even the allocation fits. Between
-        these limits, the driver may grow the pool by a step that it cannot keep.
+        these limits, both results are right.
         """
         client, book, pool = self.clients[process], self.books[process], self.pools[process][gpu]
         in_use, reserved = (client.ok("cuMemPoolGetAttribute", pool, attribute, OUT) for attribute in (7, 5))
@@ -389,5 +389,5 @@ def test_the_limiter_counts_as_the_model_does(built: Built, part: int) -> None:
 
 
 def test_the_model_counts_as_the_card_does(built: Built) -> None:
-    """Test the model without a limiter, on a card whose memory equals the quota."""
+    """Check the model without a limiter, on a card with as much memory as the quota."""
     run(built, CASES, SIZE, SEED * 100 + 50, preload=False, quotas=(64 * MIB, 64 * MIB))

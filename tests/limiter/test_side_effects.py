@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that the limiter does not change the program's own state.
+"""Test that the limiter does not change the state of a program.
 
 The state is the umask, signals, environment, descriptors, threads and exit code.
 """
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def run(built: Built, environment: dict[str, str], code: int = 0) -> str:
-    """Run client/effects.c. Return its output without the limiter's own lines."""
+    """Run client/effects.c, and return its output without the limiter's log lines."""
     program = built.program("effects", "-Wno-strict-prototypes")
     done = subprocess.run(
         [str(program), str(code)], env=environment, capture_output=True, text=True, timeout=DEADLINE, cwd="/"
@@ -76,11 +76,11 @@ def test_nothing_of_the_process_changes(tenant: Tenant, built: Built, prepare: C
     prepare(tenant)
     limited = run(built, tenant.environment(), code)
     if prepare is with_a_throttle:
-        # The turnstile's file stays open, because its lock shows other processes that this process is alive.
+        # The turnstile's file stays open. Its lock shows other processes that this process is alive.
         launched = limited.index("cuLaunchKernel: ")
         limited, bare = limited[:launched], bare[:launched]
     if prepare in UNCOUNTED:
-        # The program gets no memory and is otherwise unchanged.
+        # Only the allocation differs: the program gets no memory.
         assert "cuMemAlloc_v2: 2 " in limited and "cuMemAlloc_v2: 0 " in bare
         limited, bare = (re.sub(r"^(cu\w+): \d+ ", r"\1: ", text, flags=re.MULTILINE) for text in (limited, bare))
     assert limited == bare
@@ -115,9 +115,9 @@ def test_programs_without_cuda_do_not_notice(tenant: Tenant) -> None:
 
 
 def test_a_program_may_close_every_descriptor(tenant: Tenant) -> None:
-    """Close every descriptor in a program, as daemons do.
+    """Let a program close all its descriptors, as daemons do.
 
-    The limiter must still consider the process alive.
+    The process must still count as alive.
     """
     tenant.quota(4 * MIB)
     program = tenant.built.program("daemon")

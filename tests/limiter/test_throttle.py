@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test shares of the stub GPU in simulated time.
 
-The results do not depend on the machine's speed. The stub GPU counts the work that it did for each process. The limiter
-only sees events.
+The stub GPU counts the work that it did for each process, while the limiter sees only events. The results do not depend
+on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def test_streams_threads_and_waiting_in_between_make_no_difference(tmp_path, bui
 
 
 def test_a_gap_on_the_host_is_not_counted_as_busy(tmp_path, built):
-    """Delay nothing if half a millisecond of work in every 4.5 ms is below the share.
+    """Do not delay a program whose use is below its share.
 
-    The use is 11 percent.
+    Half a millisecond of work in every 4.5 ms is a use of 11 percent.
     """
     options = "--kernel 500000 --sync 1 --gap 4000000 --seconds 5"
     assert alone(tmp_path / "below", built, 30, options) == pytest.approx(100 / 9, abs=0.5)
@@ -89,8 +89,8 @@ def test_a_gap_on_the_host_is_not_counted_as_busy(tmp_path, built):
 def test_loading_kernels_is_not_counted_as_busy(tmp_path, built):
     """Do not count the time to load kernels.
 
-    A hundred kernels take 1 ms each, and 20 ms to load in the first launch. The use is 5 percent, which is below the
-    share.
+    Each of a hundred kernels takes 1 ms, and its first launch also takes 20 ms to load it. So the use is 5 percent,
+    which is below the share.
     """
     options = "--kernel 1000000 --distinct 100 --sync 1 --report 0.1 --seconds 5"
     world = World(tmp_path, built, STUB_LAZY_NS="20000000")
@@ -118,10 +118,11 @@ def test_the_time_of_a_launch_on_the_host_is_not_counted_as_busy(tmp_path, built
     ],
 )
 def test_launches_that_take_as_long_as_their_kernels_are_counted(tmp_path, built, kernels, runs):
-    """Count only the part of each launch in which the GPU is idle.
+    """Subtract only the part of a launch in which the GPU is idle from its GPU time.
 
-    During the rest of the launch, the previous kernel runs. Which launches are timed depends on the process number. With
-    three lengths, the share of a run differs by up to 3 points from the mean, so the mean of several runs is compared.
+    During the rest of the launch, the previous kernel runs. Which launches are timed depends on the pid. With three
+    kernel lengths, the share of a run differs from the mean by up to 3 points, so the test compares the mean of several
+    runs.
     """
     options = f"{kernels} --sync 800 --seconds 2"
     shares = [alone(tmp_path / str(run), built, 40, options, STUB_LAUNCH_NS="5000") for run in range(runs)]
@@ -134,9 +135,9 @@ def test_launches_that_wait_for_their_kernels_are_counted(tmp_path, built):
 
 
 def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
-    """Keep a capture open, and fail if the capture fails.
+    """Delay one stream without disturbing a capture in another stream.
 
-    50 of the worker's launches are captured and never run.
+    The worker captures 50 launches, which never run, and fails if the capture fails.
     """
     worker = world.worker(world.tenant(30), "--kernel 500000 --streams 1 --capture-at 1 --seconds 4")
     world.run()
@@ -158,11 +159,11 @@ def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
 def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
     """Make at most two driver calls per launch of short kernels.
 
-    Driver calls cost host time. The test has kernels of which many fit into half a millisecond.
+    Driver calls cost host time. The test uses kernels that are much shorter than half a millisecond.
     """
     worker = world.worker(world.tenant(30), f"--kernel {kernel} {options} --seconds 3")
     world.run()
-    # The machine decides the order of launches from several threads.
+    # With several threads, the machine decides the order of launches.
     assert worker.share() == pytest.approx(30, abs=POINTS + ("threads" in options))
     assert worker.calls_per_launch < 2
 
@@ -171,7 +172,7 @@ def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
 def test_launches_in_per_thread_streams_are_sampled(world, threads):
     """Allow two more calls per launch in per-thread streams.
 
-    The calls find the launch's context and whether the stream is captured.
+    These calls find the context of the launch, and whether the stream is being captured.
     """
     worker = world.worker(world.tenant(50), f"--kernel 10000 --form kernel_ptsz --threads {threads} --seconds 3")
     world.run()
@@ -184,7 +185,7 @@ def test_launches_in_per_thread_streams_are_sampled(world, threads):
 def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path, built, short, long, often):
     """Charge the new length of a kernel as soon as a timed launch shows it.
 
-    Until then, the known length is charged.
+    Until then, launches are charged with the previous length.
     """
     share = alone(tmp_path, built, 40, f"--kernel steps_{short}_{long}_{often} --seconds 15")
     assert share == pytest.approx(40, abs=POINTS)
@@ -193,9 +194,9 @@ def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path
 @pytest.mark.parametrize("every", [3, 10])
 @pytest.mark.parametrize("options", ["", "--sync 1 --gap 100000"])
 def test_a_kernel_of_two_lengths_is_charged_for_both(tmp_path, built, every, options):
-    """Learn the second length of a kernel after some long launches, in half a second.
+    """Charge both lengths of a kernel, of which some launches take longer.
 
-    Which launches are timed depends on the process number, so the mean of several runs is compared.
+    Which launches are timed depends on the pid, so the test compares the mean of several runs.
     """
     words = f"--kernel mixed_10000_1000000_{every} {options} --report 0.5 --seconds 20"
     shares = []
@@ -222,9 +223,9 @@ def test_a_share_of_100_is_never_held_back(tmp_path, built):
 @pytest.mark.parametrize(("late", "points"), [(60_000, POINTS), (500_000, 5)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_sleeps_that_last_longer_than_asked_cost_little(tmp_path, built, kernel, late, points):
-    """Add 60 us to each sleep, as a Linux machine does.
+    """Check shares if each sleep takes 60 us longer, as on a Linux machine.
 
-    A busy machine adds half a millisecond, so switching between tenants takes longer.
+    On a busy machine, it takes half a millisecond longer, so tenants take turns more slowly.
     """
     options = f"--kernel {kernel} --seconds 5"
     share = alone(tmp_path / "alone", built, 80, options, STUB_LATE_NS=str(late))
@@ -280,7 +281,7 @@ def test_each_gpu_has_a_turnstile_of_its_own(tmp_path, built):
 
 @pytest.mark.parametrize("launches", [1, 7])
 def test_a_context_of_its_own_for_each_few_launches_evades_nothing(tmp_path, built, launches):
-    """Forget known kernel lengths with their context, but not the charged time."""
+    """Charge GPU time that a context used, although its kernel lengths are forgotten."""
     options = f"--kernel 20000000 --fresh-context {launches} --seconds 6"
     assert alone(tmp_path, built, 30, options) == pytest.approx(30, abs=POINTS)
 
@@ -301,7 +302,10 @@ def test_a_dozen_contexts_on_a_gpu_are_all_held_back(tmp_path, built):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_what_cannot_be_measured_is_paid_for_by_estimate(tmp_path, built, every):
-    """Charge the estimate of 2 ms for an unknown kernel, which takes 2 ms."""
+    """Charge the estimate of 2 ms for a kernel that cannot be measured.
+
+    The kernel really takes 2 ms.
+    """
     share = alone(tmp_path, built, 30, "--kernel 2000000 --seconds 5", STUB_RECORDS_FAIL=str(every))
     assert share == pytest.approx(30, abs=POINTS)
 
@@ -309,14 +313,14 @@ def test_what_cannot_be_measured_is_paid_for_by_estimate(tmp_path, built, every)
 def test_a_killed_holder_does_not_stop_others(world):
     """Kill the first tenant after it has launched 400 ms of work.
 
-    The tenant's lease is longer than this work.
+    The tenant's lease lasts longer than this work.
     """
     first = world.tenant(50, "tenant-a", 0)
     world.worker(first, "--kernel 400000000 --sync 1 --die-after 3 --seconds 60", ends_with=-signal.SIGKILL)
     other = world.worker(world.tenant(50, "tenant-b", 1), "--kernel 1000000 --report 0.01 --seconds 8")
     world.run()
-    # The tenant is killed in its third launch, between seconds 1 and 2. Only its two launches of 400 ms may delay the
-    # other tenant.
+    # The tenant dies at its third launch, between seconds 1 and 2. The other tenant may wait long only for the two
+    # launches of 400 ms.
     waits = sorted(after[0] - before[0] for before, after in zip(other.lines, other.lines[1:]))
     assert waits[-3] < 0.15, f"the longest waits: {waits[-4:]}"
     assert other.share(3, 8) == pytest.approx(50, abs=POINTS)
@@ -332,9 +336,9 @@ def test_a_tenants_seat_is_empty_again_for_the_next(world):
 
 
 def test_kernels_that_wait_for_later_ones_do_not_hang(world):
-    """Run two kernels: the first ends when the second is launched in another stream.
+    """Run a kernel that ends only when a later kernel in another stream is launched.
 
-    If the second launch were delayed until the first kernel ends, neither kernel would ever end. The waiting time
+    If the limiter delayed the later launch until the first kernel ends, neither kernel would ever end. The waiting time
     counts as busy and delays other tenants. So no tenant gets its full share, but all make progress.
     """
     worker = world.worker(world.tenant(50), "--kernel needs_next --kernel 50000000 --streams 2 --seconds 5")
@@ -346,7 +350,7 @@ def test_kernels_that_wait_for_later_ones_do_not_hang(world):
 
 
 def test_who_waits_for_its_turn_sleeps(world):
-    """Sleep until the process's turn, without polling.
+    """Sleep until the turn of the process, without polling.
 
     Polling every tenth of a millisecond would wake a thread thousands of times.
     """
@@ -364,9 +368,10 @@ def test_who_waits_for_its_turn_sleeps(world):
 
 
 def shares_of_policy(world: World, policy: str) -> tuple[Worker, Worker]:
-    """Return the shares of a tenant with 30 percent and a fixed one with 50 percent.
+    """Return the workers of a tenant with this policy and of a fixed tenant.
 
-    The first tenant runs for six seconds. The second tenant runs from second 2 to second 4.
+    The first tenant has 30 percent, and runs for six seconds. The second tenant has 50 percent, and runs from second 2
+    to second 4.
     """
     worker = world.worker(world.tenant(30, "tenant-a", 0, policy=policy), f"{HALF_MS} --seconds 6")
     other = world.worker(world.tenant(50, "tenant-b", 1), f"{HALF_MS} --start 2 --seconds 2")
@@ -431,16 +436,16 @@ FOREVER, UNUSED = 2**62, 9
 
 
 def field(name: str, seat: int | None = None) -> int:
-    """Return the offset of a field in a turnstile's file."""
+    """Return the offset of a field in the file of a turnstile."""
     if seat is None:
         return getattr(Turnstile, name).offset
     return Turnstile.seats.offset + seat * ctypes.sizeof(Seat) + getattr(Seat, name).offset
 
 
 def poke(world: World, tenant: Tenant, offset: int, value: str | int) -> None:
-    """Add a process that writes eight bytes into the turnstile after one second.
+    """Add a process that writes eight bytes into a turnstile after one second.
 
-    A value `+N` means the current clock plus N.
+    A value `+N` means the current time plus N ns.
     """
     path = tenant.gpus / f"{world.card.uuid()}.1"
     words = f"--poke-file {path} --poke-offset {offset} --poke-value {value} --start 1 --seconds 0"
@@ -448,9 +453,9 @@ def poke(world: World, tenant: Tenant, offset: int, value: str | int) -> None:
 
 
 def lease(process: int) -> str:
-    """Return a lease that ends one second after the write.
+    """Return the value of a lease that ends one second after a test writes it.
 
-    Clocks start at 1000 seconds, and tests write after one second.
+    Simulated clocks start at 1000 seconds, and tests write after one second.
     """
     return str((process << 48 | 1_002_000_000) - (1 << 64 if process >= 1 << 15 else 0))
 
@@ -493,9 +498,9 @@ def test_a_hostile_write_to_the_turnstile_costs_a_moment(world, write, policy):
 
 
 def test_a_tenant_that_keeps_the_gpu_costs_its_neighbour_a_second_in_ten(world):
-    """Write a hostile lease that never ends.
+    """Limit the harm of a hostile lease that never ends.
 
-    After 1.02 s, the other tenant ignores the lease for 10 s.
+    The other tenant waits for 1.02 s, and then ignores the lease for 10 s.
     """
     tenant = world.tenant(50)
     path = tenant.gpus / f"{world.card.uuid()}.1"
@@ -520,7 +525,7 @@ def test_a_forged_active_tenant_does_not_bind_a_contended_one(world):
 
 @pytest.mark.parametrize(("policy", "most"), [("fixed", 60), ("contended", 60), ("burst", 1)])
 def test_a_forged_debt_costs_no_more_than_the_tenants_other_processes_may_owe(world, policy, most):
-    """Forge a plausible debt, which another process of the tenant may really owe."""
+    """Limit the harm of a forged debt that the tenant's other processes could owe."""
     tenants = [world.tenant(50, f"tenant-{seat}", seat, policy=policy) for seat in range(2)]
     first, other = (world.worker(tenant, f"--kernel 20000000 --report 0.25 --seconds {most + 6}") for tenant in tenants)
     poke(world, tenants[0], field("paid_until", 0), "+590000000000")
@@ -542,7 +547,7 @@ def test_a_new_share_takes_effect_on_a_running_process(world, before, after):
 
 
 def test_a_share_of_100_needs_no_seat_and_touches_none(world):
-    """Raise the share of a running process to 100 percent, which ends throttling.
+    """Raise the share of a running process to 100 percent, which ends all throttling.
 
     The process no longer uses its seat in the turnstile.
     """

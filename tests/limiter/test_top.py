@@ -111,7 +111,7 @@ def test_a_renamed_tenant_is_shown_once_with_the_processes_of_both_names(top, te
             assert (shown["name"], shown["problem"]) == ("tenant-b", None)
             assert {process["pid"] for process in shown["processes"]} == {one.pid, two.pid}
             assert shown["gpus"][0]["used_bytes"] == 300 * MIB
-            # The loop runs twice. In its second pass, the earlier name no longer exists.
+            # The loop runs twice. In the second pass, the tenant no longer has its earlier name.
             (tenant.folder / "quota").unlink(missing_ok=True)
             (tenant.folder / "alias_of").unlink(missing_ok=True)
 
@@ -143,9 +143,9 @@ def test_a_process_of_another_pid_namespace_is_found_by_its_pid_here(top, tenant
 
 
 def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
-    """Check that vgpu-top shows a tenant's share, and 0 after the tenant has stopped.
+    """Check that vgpu-top shows a tenant's share, and 0 after the tenant stopped.
 
-    The exact share depends on the machine.
+    The exact share of a running tenant depends on the machine.
     """
     tenant.quota(GIB, sm=30)
     path = next(tenant.gpus.iterdir())
@@ -163,7 +163,7 @@ def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
     worker.start()
     deadline = time.monotonic() + DEADLINE
     try:
-        # Repeat if the worker did not run between the two readings.
+        # Repeat if the worker did no work between the two readings.
         while (gpu := only(top("--json", "--interval", "0.2"))["gpus"][0])["actual_percent"] == 0:
             assert time.monotonic() < deadline
     finally:
@@ -287,7 +287,7 @@ def test_its_help_names_each_option(top_program):
 
 
 class Terminal:
-    """Run vgpu-top in a new terminal."""
+    """Run vgpu-top in a pseudo-terminal."""
 
     def __init__(self, program: Path, root: Path) -> None:
         self.text = ""
@@ -298,9 +298,9 @@ class Terminal:
         fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
 
     def read(self) -> bool:
-        """Add the output of up to a second to `text`.
+        """Wait up to a second for output, and add it to `text`.
 
-        Return whether the program still runs.
+        Returns whether the program still runs.
         """
         if not readable(self.descriptor, time.monotonic() + 1):
             return True
@@ -312,7 +312,7 @@ class Terminal:
         return bool(more)
 
     def until(self, wanted: str) -> None:
-        """Wait for a text in the output that is printed from now on."""
+        """Wait for a text in the output from now on."""
         deadline = time.monotonic() + DEADLINE
         while wanted not in self.text:
             assert time.monotonic() < deadline and self.read(), f"{wanted!r} never came: {self.text[-2000:]!r}"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test whose turn it is: the fields of seats, and the order of tenants' claims."""
+"""Test whose turn it is, from the fields of seats and the order of claims."""
 
 from __future__ import annotations
 

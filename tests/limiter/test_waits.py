@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test that processes do not block each other.
 
-The tests cover callbacks in driver calls. They also cover a tenant with many processes while one of them checks the
-others.
+The tests cover callbacks within driver calls, and a tenant with many processes of which one checks the others.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from tests.limiter.test_region import GPUS, LOCKED_SLOTS, SLOT_SIZE, SLOTS, TOTA
 from tests.limiter.turnstile_lab import Seat, Turnstile
 
 LIVING = 60
-# The value is from fcntl.h, because Python has it only since 3.9. If another descriptor of the file is closed, the lock
-# stays.
+# The value is from fcntl.h, because Python has the name only since 3.9. An OFD lock stays if another descriptor of the
+# file is closed.
 F_OFD_SETLK = 37
 
 
 def test_a_callback_within_the_drivers_calls_may_call_hooked_functions(tenant: Tenant) -> None:
-    """Call the driver in a CUPTI callback.
+    """Call hooked functions from a CUPTI callback within a driver call.
 
-    The callback runs in the thread of the driver call. The limiter may have made this call while it held a lock.
+    The callback runs in the thread of the driver call, and the limiter may hold a lock during this call.
     """
     tenant.quota(64 * MIB)
     program = tenant.built.program("callbacks", "-Wno-strict-prototypes")
@@ -87,16 +86,16 @@ def traced(tenant: Tenant, *options: str) -> Client:
 
 
 def asked(tenant: Tenant) -> int:
-    """Return how often the lock of a slot was tested.
+    """Return how often the traced process tested the lock of a slot.
 
-    The stub also tests locks, but in another file and at other offsets.
+    Lock tests of the stub, in another file and at other offsets, do not count.
     """
     found = re.findall(r"F_OFD_GETLK.*l_start=(\d+)", (tenant.root / "trace").read_text())
     return sum(LOCKED_SLOTS <= int(start) < LOCKED_SLOTS + 1024 for start in found)
 
 
 def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant) -> None:
-    """Test the lock of each process that holds memory, and of no other process."""
+    """Test only the locks of processes that hold memory."""
     with traced(crowded) as client:
         for _ in range(20):
             assert client.memory() == (8 * MIB, 8 * MIB)
@@ -109,14 +108,14 @@ def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant
 
 @pytest.mark.parametrize("call", [("cuMemGetInfo_v2", OUT, OUT), ("cuMemAlloc_v2", OUT, 9 * MIB)])
 def test_nobody_waits_for_who_looks_for_the_dead(crowded: Tenant, call: tuple) -> None:
-    """Allocate while another process tests the locks of all processes.
+    """Allocate without waiting for a process that tests the locks of all processes.
 
-    Each test takes a second.
+    strace makes each of these tests take a second.
     """
     slow = ("-e", "inject=fcntl:delay_enter=1000000:when=30+")
     give_each_a_byte(crowded)
     with crowded.client() as other, traced(crowded, *slow) as looker:
-        # The stub's own fcntl calls come first, and these are not delayed yet.
+        # The first fcntl calls are the stub's own, and are not delayed yet.
         looker.send(f"call {' '.join(map(str, call))}")
         end = time.monotonic() + DEADLINE
         while asked(crowded) < 35 and time.monotonic() < end:
@@ -137,7 +136,7 @@ NEIGHBOUR = 4096 << 48  # A process ID without a lock, so that the process alway
 class Neighbour:
     """A tenant on seat 1 that has the GPU.
 
-    It has its own mapping of the turnstile's file.
+    The class maps the file of the turnstile separately.
     """
 
     def __init__(self, tenant: Tenant) -> None:
@@ -162,7 +161,7 @@ class Neighbour:
 
 
 def switches(pid: int) -> int:
-    """Return how often the main thread of a process has gone to sleep."""
+    """Return how often the main thread of a process gave up the CPU to wait."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE).group(1))
 
@@ -170,8 +169,8 @@ def switches(pid: int) -> int:
 def wakes_a_second(tenant: Tenant, meanwhile: Callable[[Neighbour], None]) -> float:
     """Return how often a tenant wakes per second while it waits for another's lease.
 
-    The other tenant holds the GPU for half a second. Then it clears the lease without waking waiters. The waiting
-    tenant must continue all the same.
+    The other tenant holds the GPU for half a second. Then it clears the lease but wakes no waiter. The waiting tenant
+    must continue nevertheless.
     """
     if not FUTEX:
         pytest.skip("which number has this processor's call?")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Call the turnstile's C code from Python: memory, structures and functions."""
+"""Call the turnstile's C code from Python: its memory, structures and functions."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ SIGNATURES = {
 
 
 def load(folder: Path) -> ctypes.CDLL:
-    """Build and load a library with only the turnstile's arithmetic."""
+    """Build and load a library that contains only the arithmetic of the turnstile."""
     sources = [str(SOURCE / f"throttle/{name}.c") for name in ("claims", "cover", "credit", "doubts", "lease", "words")]
     path = compile_c(folder / "turnstile.so", *sources, f"-I{SOURCE}", "-D_GNU_SOURCE", "-shared", "-fPIC")
     loaded = ctypes.CDLL(str(path))
@@ -195,5 +195,5 @@ def held_for_ever(turnstile, number=1, percent=50, priority=0):
 #: Values that a correct process never writes.
 ABSURD = [2**62, 2**63 - 1, -(2**62), -(2**63), -1]
 
-#: A claim with credit.
+#: A claim of a tenant that has credit.
 HOLDS = Claim(True, 0, NOW, 0)
