@@ -40,7 +40,7 @@ HOSTS = ["node-1", "node-2", "node-3"]
 GIB = 1 << 30
 HOURS = 3
 STEP = 60
-#: Five-minute roll-ups that some panels read for a longer time: hours and seconds.
+#: (Hours of history, seconds between samples) of recorded series that some panels read for more than HOURS.
 ACTIVITY = "gpu:activity_ratio:max5m"
 LONGER = {ACTIVITY: (49, 300)}
 PRICES = {"H100": 2.4, "A100": 1.0, "NVIDIA A100-SXM4-80GB": 1.6}
@@ -105,7 +105,8 @@ def _gpu(host, index, model):
 def series():
     """Return the series with their values.
 
-    A value is a number, or a function of the seconds since the start that returns None if there is no sample.
+    A value is a number, or a function. The function takes the seconds since the start, and returns None if there is no
+    sample.
     """
     yield "up", {**SECOND, "host": "node-1", "cluster": "a"}, 1
     yield "up", {**_scrape("node-1"), "host": "node-1", "cluster": "a"}, 1
@@ -144,7 +145,7 @@ def series():
 def _activity(one):
     """Return a function for the device's highest sign of work in five minutes.
 
-    The function takes seconds since the start.
+    The function takes the seconds since the start.
     """
     if one.held == "slurm":
         return lambda seconds: float(86400 <= seconds < 90000)
@@ -215,7 +216,7 @@ def _sharing(labels):
     yield "gpu:tenant_gpu_seconds_total", online, lambda seconds: seconds * 0.25
     yield "gpu:tenant_gpu_seconds_total", offline, lambda seconds: seconds * 0.5
     yield "gpu:tenant_gave_way_total", offline, lambda seconds: seconds // 30
-    # Ten launches a second. All wait for less than 20 ms, and nine of ten for less than 10 ms.
+    # The host makes ten launches a second. All of them wait for less than 20 ms, and nine of ten for less than 10 ms.
     for le, each_second in (("0.01", 9), ("0.02", 10), ("+Inf", 10)):
         bucket = {**online, "le": le}
         yield "gpu:tenant_wait_seconds_bucket", bucket, lambda seconds, each_second=each_second: seconds * each_second
@@ -232,7 +233,7 @@ def _sharing(labels):
 
 
 def openmetrics(end):
-    """Return the history until `end` (seconds since 1970) in promtool's format."""
+    """Return the history until `end` (seconds since 1970) in promtool's input format."""
     lines = []
     for name, labels, value in series():
         inside = ",".join('%s="%s"' % pair for pair in sorted(labels.items()))

@@ -18,7 +18,7 @@ from tests.monitoring.rule_files import TOOLS
 
 
 class Prometheus:
-    """The HTTP API of a running Prometheus."""
+    """Query the HTTP API of a running Prometheus."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -40,7 +40,7 @@ class Prometheus:
 def running(place: Path, config: Path, *arguments: str):
     """Run a Prometheus with its data in `place`/data, and stop it after the block."""
     command = [TOOLS / "prometheus", f"--config.file={config}", f"--storage.tsdb.path={place / 'data'}"]
-    # Let the kernel choose the port. A port that was free before could be in use by now.
+    # Let the kernel choose the port, because any port that was free before may be in use by now.
     command += ["--web.listen-address=127.0.0.1:0", *arguments]
     log = place / "log"
     with log.open("w") as said:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the role gpu_monitoring on this machine without root.
 
-The files are written to a folder, and an inventory uses it.
+The role writes its files to a folder that the inventory of the tests names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLAY = [
     }
 ]
 
-#: Variables for tests of the files only, without a running Prometheus.
+#: Variables for tests that only write files. No Prometheus runs in these tests.
 NOBODY_ASKED = {
     "gpu_monitoring_health_timeout": 0,
     "gpu_monitoring_promtool": "",
@@ -53,7 +53,7 @@ def free_port() -> int:
 class Site:
     """A folder for all files, and an inventory of a monitoring host and two GPU hosts.
 
-    No host listens.
+    No host of the inventory listens on a port.
     """
 
     def __init__(self, place: Path, url: str):
@@ -75,7 +75,7 @@ class Site:
     def run(self, *options, fails=False, meanwhile=None, **variables):
         """Return the output and the number of changed tasks.
 
-        `meanwhile` is (regular expression, function). The function is called when a line of output matches.
+        `meanwhile` is (regular expression, function). If a line of output matches, the function is called.
         """
         variables = {
             "gpu_monitoring_source": "existing",
@@ -91,7 +91,7 @@ class Site:
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
-            # The output is read while the role runs.
+            # Ansible must not buffer its output, because the output is read while the role runs.
             **({"PYTHONUNBUFFERED": "1"} if meanwhile else {}),
         }
         with subprocess.Popen(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test every alert with promtool, using the cases in alerts/.
 
-An alert must fire and clear at the right time, no other alert may fire, and its text must be correct.
+Each alert must fire and clear at the right time and have the correct text. No other alert may fire.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.monitoring.rule_files import ALERTS, HERE, ROOT, promtool_test, rules
 class CaseLoader(yaml.SafeLoader):
     """A YAML loader without integers.
 
-    `0x20` is promtool's notation for 21 samples of 0, not a hexadecimal number.
+    In promtool's notation, `0x20` is not a hexadecimal number but 21 samples of 0.
     """
 
 
@@ -38,7 +38,7 @@ FIRING = 'group by (alertname, severity) (ALERTS{alertstate="firing"})'
 
 
 def as_sample(alert: str) -> dict:
-    """Return a sample of ALERTS for a text such as `GpuLost critical`."""
+    """Return a sample of the series ALERTS for a text such as `GpuLost critical`."""
     name, severity = alert.split()
     return {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}
 
@@ -80,9 +80,9 @@ def test_every_alert_fires_and_clears_in_some_case():
 
 
 def test_every_alert_keeps_silent_in_some_case_that_is_about_it():
-    """Check that each alert has a case in which it never fires.
+    """Check that each alert has a case that is about it and in which it never fires.
 
-    In such a case, a series ends or a value is just below the threshold.
+    For example, a series ends, or a value is just below the threshold.
     """
     silent = {
         name
@@ -109,12 +109,12 @@ def test_documentation_knows_no_alert_that_is_not_there():
     assert sorted(headings) == NAMES
 
 
-# PromQL keywords, which are not series. A parenthesis follows the names of functions.
+# PromQL keywords, which look like names of series. Functions are recognized by the parenthesis after their name.
 _WORDS = {"and", "or", "unless", "on", "by", "without", "ignoring", "group_left", "group_right", "bool", "offset"}
 
 
 def series_of(expr: str) -> set[str]:
-    """Return the names of the series in an expression."""
+    """Return the names of the series that an expression reads."""
     expr = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
     expr = re.sub(r"\b(?:on|by|without|ignoring|group_left|group_right)\s*\([^)]*\)", " ", expr)
     expr = re.sub(r"\{[^}]*\}", "{}", expr)
@@ -133,9 +133,9 @@ def test_names_of_series_are_found():
 
 @pytest.mark.parametrize("rule", rules_of(ALERTS), ids=lambda rule: rule.name)
 def test_alerts_read_only_our_series(rule):
-    """Check that alerts are the same for every exporter.
+    """Check that alerts read only series that are the same for every exporter.
 
-    `up` is Prometheus' own series, and gpu_map:* are notes that these files record.
+    Exceptions are `up`, which Prometheus itself writes, and gpu_map:*, which the rule files record.
     """
     found = series_of(rule.expr)
     assert found

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test the dashboards of the role gpu_monitoring, and all their queries.
 
-The queries run on a real Prometheus. The hosts of dashboard_fleet.py have a history of three hours in the recorded
-series. Grafana is not used, so the tests replace its variables.
+The queries run on a real Prometheus, with three hours of recorded series for the hosts of dashboard_fleet.py. The tests
+do not use Grafana, so they replace its variables themselves.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def one_host(board):
 def put_in(board, text):
     """Return the query as Grafana would send it.
 
-    All hosts are selected, or only the first one for a dashboard of a single host.
+    All hosts are selected. For a dashboard of a single host, only the first host is selected.
     """
     hosts = dashboard_fleet.HOSTS[:1] if one_host(board) else dashboard_fleet.HOSTS
     for name, value in {**VALUES, "$host": "(%s)" % "|".join(hosts) if len(hosts) > 1 else hosts[0]}.items():
@@ -181,12 +181,12 @@ def test_the_columns_of_a_table_are_in_its_data(prometheus, name, panel):
     headers = set(organize["renameByName"].values())
     overridden = {one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]}
     assert overridden == headers, "each column has a unit of its own"
-    # A link can use only fields that are columns.
+    # A link can use a field only if the field is a column.
     assert set(re.findall(r"__data\.fields\.(\w+)", json.dumps(panel["fieldConfig"]))) <= headers
 
 
 def values_of(prometheus, name, variable, **chosen):
-    """Return the values that Grafana would offer for a variable."""
+    """Return the values that Grafana would offer for a dashboard variable."""
     (found,) = (one for one in BOARDS[name]["templating"]["list"] if one["name"] == variable)
     query = found["query"] if isinstance(found["query"], str) else found["query"]["query"]
     for other, value in chosen.items():
@@ -196,7 +196,7 @@ def values_of(prometheus, name, variable, **chosen):
         series, label = inside.rsplit(", ", 1)
         match = {"match[]": put_in(BOARDS[name], series)}
         return prometheus.get(f"label/{label}/values", **match, start=prometheus.end - RANGE, end=prometheus.end)
-    # Convert each series to text, and apply the variable's pattern to the text.
+    # Grafana converts each series to text, and applies the variable's pattern to the text.
     found_now = [one["metric"] for one in prometheus.now(put_in(BOARDS[name], inside))]
     texts = ["{%s} 1" % ",".join('%s="%s"' % label for label in metric.items()) for metric in found_now]
     pattern = re.compile(found["regex"].strip("/"))
@@ -212,9 +212,9 @@ def test_variables_have_values(prometheus, name):
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_hosts_are_found_whatever_their_job_is_called(prometheus, name):
-    """Find hosts with and without clusters, and a host that is down.
+    """Offer hosts with and without a cluster, and a host that is down.
 
-    The host that is down reported its GPU in the displayed time range.
+    The host that is down has reported its GPU within the displayed time range.
     """
     assert values_of(prometheus, name, "host") == dashboard_fleet.HOSTS
     assert values_of(prometheus, name, "cluster") == ["a"]
@@ -252,12 +252,12 @@ def figure(prometheus, name, title):
     ],
 )
 def test_the_fleets_figures_are_those_counted_by_hand(prometheus, title, expected):
-    """Compare figures with the table in dashboard_fleet.py."""
+    """Compare displayed figures with the table in dashboard_fleet.py."""
     assert figure(prometheus, "openfleet-gpu-1-fleet", title) == expected
 
 
 def table(prometheus, name, title, label, column=0):
-    """Return values of a table's column, or last values of lines, by one label."""
+    """Return a table's column, or the last values of lines, keyed by one label."""
     (panel,) = (each for each in panels(BOARDS[name]) if each["title"] == title)
     found = prometheus.now(put_in(BOARDS[name], panel["targets"][column]["expr"]))
     values = {one["metric"][label]: float(one["value"][1]) for one in found}
@@ -265,11 +265,11 @@ def table(prometheus, name, title, label, column=0):
     return values
 
 
-#: The number of GPUs by workload. `train` uses two GPUs, and two exporters report one of them. `web-1` and `web-2`
+#: The number of GPUs of each workload. `train` uses two GPUs, one of which two exporters report. `web-1` and `web-2`
 #: share a GPU that both exporters report.
 DEVICES_OF = {"train": 2, "serve": 1, "web-1": 1, "web-2": 1}
 BUSY_OF = {"train": (0.9 + 0.5) / 2, "serve": 0.8, "web-1": 0.6, "web-2": 0.6}
-#: Memory in use in GiB: 47 % and 27 % of 80, 42 % of 10, and 32 % of 80.
+#: Memory in use in GiB. `train` uses 47 % and 27 % of 80, `serve` 42 % of 10, and the others share 32 % of 80.
 USED_ON = {"train": 80 * 0.47 + 80 * 0.27, "serve": 10 * 0.42, "web-1": 80 * 0.32, "web-2": 80 * 0.32}
 
 
@@ -285,9 +285,9 @@ def test_jobs_and_pods_have_each_device_once(prometheus):
 
 
 def test_those_who_share_a_gpu_share_its_price(prometheus):
-    """Divide the price between workloads.
+    """Divide the price of a shared GPU between its workloads.
 
-    The prices are two H100s at 2.40, 10 of 40 GB of an A100 at 1.00, and half an H100 each.
+    `train` has two H100s at 2.40, `serve` 10 of 40 GB of an A100 at 1.00, and `web-1` and `web-2` half an H100 each.
     """
     found = table(prometheus, "openfleet-gpu-5-cost", "Cost of jobs and pods per hour", "workload")
     assert found == pytest.approx({"train": 4.8, "serve": 0.25, "web-1": 1.2, "web-2": 1.2})
@@ -300,7 +300,7 @@ def test_waits_and_shares_of_colocated_tenants(prometheus):
         return {one["metric"]["tenant"]: float(one["value"][1]) for one in found}
 
     assert now("GPU time") == pytest.approx({"a": 0.25, "b": 0.5}, rel=0.1)
-    # The 99th percentile is nine tenths between the bounds of 10 and 20 ms.
+    # A tenth of the launches waits for 10 to 20 ms, so the 99th percentile is at nine tenths of this range.
     assert now("Online wait") == pytest.approx({"a": 0.019}, rel=0.01)
     assert now("Turns given up per minute") == pytest.approx({"b": 2}, rel=0.2)
 
@@ -310,7 +310,7 @@ def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
     assert figure(prometheus, board, "Tenants") == 2
     assert figure(prometheus, board, "Memory quota") == 2 * 8 * dashboard_fleet.GIB
     assert figure(prometheus, board, "Memory used") == (7 + 1) * dashboard_fleet.GIB
-    # One refusal in five minutes for each of the two tenants, over an hour.
+    # For an hour, each of the two tenants gets one refusal in five minutes.
     assert figure(prometheus, board, "Denied") == pytest.approx(2 * 12, abs=2.5)
     holders = {("0", "process"): 1, ("1", "container"): 1, ("4", "slurm"): 1, ("4", "process"): 1}
     holders |= {("5", "process"): 2, ("6", "process"): 2, ("7", "container"): 1}
@@ -332,24 +332,25 @@ def test_leases_are_counted_once(prometheus):
 def test_idle_money_is_what_idle_devices_cost(prometheus):
     """Add the prices of idle devices.
 
-    Three whole H100s at 2.40 count: one is held and idle, one is free, one is unknown. On the A100 at 1.00, idle
-    instances with 20 and 10 of 40 GB count. On the A100-SXM4-80GB at 1.60, one instance with 10 of 80 GB counts.
+    Three whole H100s at 2.40 count: an idle H100 with a holder, a free H100, and an H100 with an unknown holder. On the
+    A100 at 1.00, idle instances with 20 and 10 of 40 GB count. On the A100-SXM4-80GB at 1.60, one instance with 10 of
+    80 GB counts.
     """
     board = "openfleet-gpu-5-cost"
     assert figure(prometheus, board, "Idle cost per hour") == pytest.approx(3 * 2.4 + 0.5 + 0.25 + 0.2)
     assert figure(prometheus, board, "Held idle cost per hour") == pytest.approx(2.4 + 0.5 + 0.2)
     assert figure(prometheus, board, "Fleet cost per hour") == pytest.approx(7 * 2.4 + 1.0 + 1.6)
-    # The cost was constant for the whole hour.
+    # The cost has been constant for the whole hour.
     assert figure(prometheus, board, "Idle cost in the time range") == pytest.approx(
         3 * 2.4 + 0.5 + 0.25 + 0.2, rel=0.3
     )
 
 
 def test_what_is_not_carved_is_charged_to_nobody_and_shown(prometheus):
-    """Show memory without an instance as unallocated.
+    """Show the price of memory that belongs to no instance as unallocated.
 
-    This is 70 of 80 GB of the A100-SXM4-80GB. On the other A100, the instances share the full price, because its size
-    is unknown.
+    On the A100-SXM4-80GB, this is 70 of 80 GB. The memory size of the other A100 is unknown, so its instances share its
+    full price.
     """
     board = "openfleet-gpu-5-cost"
     (panel,) = (each for each in panels(BOARDS[board]) if each["title"] == "Costs per hour")
@@ -363,7 +364,7 @@ def test_what_is_not_carved_is_charged_to_nobody_and_shown(prometheus):
             "not carved": 1.4,
         }
     )
-    # The sum is the price of the fleet without the lost H100.
+    # The lines add up to the price of the fleet without the lost H100.
     assert sum(lines.values()) == pytest.approx(figure(prometheus, board, "Fleet cost per hour") - 2.4)
     hosts = table(prometheus, board, "Idle cost by host in the time range", "host", 2)
     assert hosts == pytest.approx({"node-1": 1.4}, rel=0.3)
@@ -376,7 +377,7 @@ def test_alerts_of_a_host_that_is_not_chosen_are_left_out(prometheus):
 
 
 def test_the_role_puts_in_the_currency():
-    """Check that the role can replace the currency, because no other text equals it."""
+    """Check that no other text equals the currency, which the role replaces."""
     text = "".join(path.read_text(encoding="utf-8") for path in FILES)
     assert set(re.findall(r"currency\w*", text)) == {"currencyUSD"}
     tasks = yaml.safe_load((ROLE / "tasks" / "files.yml").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ def test_every_series_is_documented_and_no_other():
     recorded = {rule.name for rule in rules_of((*RULES, *ALERTS)) if rule.name.startswith("gpu:")}
     table = PAGE.partition("## Series")[2].partition("\n## ")[0]
     documented = set(re.findall(r"`(gpu:[\w:]+)`", "\n".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
-    # The role writes a rule for each price in the inventory.
+    # In addition, the role writes a rule for each price in the inventory.
     assert documented - {"gpu:price_per_hour"} == recorded
 
 
@@ -37,6 +37,6 @@ def test_vendors_are_documented_and_no_other():
 
 
 def test_every_file_of_a_vendors_rules_names_its_pages():
-    # The series in host.yml belong to the collection.
+    # The collection itself exports the series in host.yml.
     silent = [path.name for path in RULES if "https://" not in path.read_text().partition("groups:")[0]]
     assert silent == ["host.yml"]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check what a hostile exporter cannot do to other hosts.
+"""Check that a hostile exporter cannot harm other hosts.
 
 The role's scrape configuration runs on a real Prometheus. promtool evaluates the rules.
 """
@@ -30,8 +30,8 @@ OWN = (
     'openfleet_gpu_ecc_errors_total{%s%s,type="corrected"} 1',
     "openfleet_layout_check_success{%s%s} 1",
 )
-#: Each series occurs twice, with different labels. If a rule replaced the label, both would be the same series. The
-#: text also has names of recorded series.
+#: Each series occurs twice with different labels. If a rule replaced the label, they would become one series. The text
+#: also has names of recorded series.
 BAD = "".join(
     line % (GPU.format("B"), ',%s="%s"' % (label, value)) + "\n"
     for line in OWN
@@ -40,7 +40,8 @@ BAD = "".join(
 ) + 'gpu:price_per_hour{%s} +Inf\ngpu_map:dcgm_known{UUID="B"} 1\n' % GPU.format("B")
 #: Maximum number of series in a response.
 LIMIT = 200
-#: Texts that a receiver of alerts would show as markup, as links or not at all, and real names of GPUs.
+#: Texts that receivers of alerts would show as markup or links, or would not show at all. The other texts are real
+#: names of GPUs.
 MARKUP = (
     "<!channel>",
     "<https://b.example|sign in>",
@@ -86,7 +87,7 @@ def exporter(address: str, text: str, handler=Exporter):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Return the role's files for two hosts with the same password."""
+    """Return the role's files for two hosts that have the same password."""
     place = tmp_path_factory.mktemp("site")
     (place / "grafana" / "dashboards").mkdir(parents=True)
     site = Site(place, "http://127.0.0.1:9")
@@ -128,7 +129,7 @@ def test_what_one_exporter_says_stops_no_rule_and_stands_for_none(site, tmp_path
         assert [rule["lastError"] for rule in evaluated() if rule.get("lastError")] == []
         assert hosts("gpu:lost") == {"gpu-1"}
         assert not hosts('{__name__=~"gpu:price_per_hour|gpu_map:dcgm_known"}')
-        # Other exporters may use a label that the rules add to the collection's own series.
+        # The rules add this label to the collection's own series. Other exporters may use it for other purposes.
         assert hosts('node_cpu_info{vendor="v"}') == {"gpu-1"}
 
 
@@ -149,7 +150,7 @@ def test_no_label_of_an_exporter_is_markup_in_an_alert(site, tmp_path):
     names = ("model", "modelName", "gpu_index", "tenant", "xid")
     texts = ['a{%s="%s"} 1\n' % (name, value) for name in names for value in (*MARKUP, *MODELS)]
     good, bad = (site.addresses[host] for host in ("gpu-1", "gpu-2"))
-    # Labels that no alert shows are not changed.
+    # Labels that no alert shows stay unchanged.
     with exporter(good, 'b{path="<x>"} 1\n'), exporter(bad, "".join(texts)), running(
         tmp_path, site.config
     ) as prometheus:
@@ -202,9 +203,9 @@ class Elsewhere(Exporter):
 
 
 def test_the_password_goes_nowhere_else(site, tmp_path):
-    """Do not follow a redirection.
+    """Do not follow redirections of an exporter.
 
-    Prometheus would send the password to the host that a redirection names.
+    Otherwise Prometheus would send the password to the host that the redirection names.
     """
     with contextlib.ExitStack() as opened:
         thief = opened.enter_context(exporter("127.0.0.1:0", GOOD))
@@ -217,9 +218,9 @@ def test_the_password_goes_nowhere_else(site, tmp_path):
 
 
 def processes(place, scrapes):
-    """Return promtool's error for a GPU with contradictory process counts.
+    """Test a GPU with contradictory process counts. Return promtool's error.
 
-    GPU u of host a has 2 processes according to its host, and 0 according to the exporter of each scrape.
+    The host a reports 2 processes on its GPU u. The exporter of each scrape reports 0.
     """
     said = 'openfleet_holders{gpu_uuid="u",kind="process"} 2\n'
     host = [({"job": "gpu_host", "instance": "a:1", "host": "a"}, [said])]
@@ -245,6 +246,6 @@ def processes(place, scrapes):
 def test_processes_of_a_host_are_not_hidden_by_another_that_has_its_gpus_uuid(tmp_path):
     problems = processes(tmp_path, [{"instance": "b:2", "host": "b"}])
     assert not problems, problems
-    # The count of the host's exporter takes priority, even if that scrape names no host.
+    # The count of the exporter takes priority, also if its scrape has no label for the host.
     for own in ({"instance": "a:2", "host": "a"}, {"instance": "a:2"}):
         assert "got:[]" in "".join(processes(tmp_path, [own]).split()).replace("nil", "[]"), own

@@ -19,9 +19,9 @@ def gpu(name: str, values: str, **labels: str) -> dict:
 
 
 def lost(when: dict[str, int | None]) -> list[dict]:
-    """Return promtool's test that gpu:lost of GPU u0 has these values.
+    """Return a promtool test that expects these values of gpu:lost for GPU u0.
 
-    None means that the series does not exist.
+    None means that the series must not exist.
     """
     return [
         {
@@ -72,7 +72,7 @@ def test_it_is_not_lost_when_another_pod_of_the_exporter_sees_it_again(tmp_path)
 
 
 def test_after_a_week_it_is_taken_for_one_that_was_taken_out(tmp_path):
-    # The rule has recorded the time of XID 79. In this test, the time is before promtool's time 0.
+    # The rule has already recorded the time of XID 79, which lies before promtool's time 0.
     noted = series("gpu_map:dcgm_lost", f"-{WEEK_SECONDS - 600} _x60", host="a", gpu_uuid="u0", gpu_index="0")
     problems = promtool_test(
         tmp_path,

@@ -28,8 +28,8 @@ def site(tmp_path_factory):
     place = tmp_path_factory.mktemp("site")
     directory = place / "prometheus" / "openfleet-gpu"
     (place / "grafana" / "dashboards").mkdir(parents=True)
-    # The configuration follows docs/gpu_monitoring.md. This Prometheus does not support scrape_config_files, so the
-    # scrape configuration is copied, as a site would do. Another test checks the copy.
+    # This configuration follows docs/gpu_monitoring.md. Debian's Prometheus does not support scrape_config_files, so
+    # the test copies the scrape configuration, as a site would do. Another test checks the copy.
     config = place / "prometheus.yml"
     config.write_text(
         yaml.safe_dump(
@@ -55,7 +55,7 @@ def test_a_dry_run_writes_nothing(site):
 def test_a_prometheus_that_does_not_name_the_files_is_told_of(site):
     """Report a Prometheus whose configuration does not include the files.
 
-    The configuration has the rules at their final path, but not the targets.
+    The configuration names the path of the rules, but not the path of the targets.
     """
     output, _ = site.run(fails=True, gpu_monitoring_health_timeout=30)
     said = " ".join(output.split())
@@ -69,7 +69,7 @@ def test_prometheus_has_rules_prices_and_targets(site):
     prices = [{"model": "H100*", "price": 2.4}, {"model": "*", "price": 1}]
     _, changed = site.run(gpu_monitoring_prices=prices, gpu_monitoring_currency="EUR")
     assert changed
-    # No program listens on these ports. This is not an error of this host.
+    # No program listens on these ports. Problems of the exporters are not errors of this host.
     given = [FILES / "rules" / f"{name}.yml" for name in ("dcgm", "embedded", "host")]
     expected = {name for path in [*given, *ALERTS] for name in names(yaml.safe_load(path.read_text())["groups"])}
     loaded = site.prometheus.get("rules")["groups"]
@@ -96,7 +96,7 @@ def test_the_dashboards_are_there_in_the_sites_currency(site):
 def test_a_bad_file_does_not_take_the_place_of_a_good_one(site):
     rules = site.directory / "rules" / "openfleet-gpu-rules.yml"
     before = rules.read_text()
-    # promtool cannot parse the price, because the currency is in a comment, and a comment ends at the end of its line.
+    # The currency is in a comment. The line break ends the comment, so promtool cannot parse the price after it.
     output, _ = site.run(
         gpu_monitoring_prices=[{"model": "*", "price": 3}], gpu_monitoring_currency="EUR\n  - broken: [", fails=True
     )
@@ -108,7 +108,7 @@ def test_a_bad_file_does_not_take_the_place_of_a_good_one(site):
 def test_what_the_inventory_has_wrong_is_told_before_anything_is_written(site):
     """Report wrong variables before writing files.
 
-    This includes variables of GPU hosts that need facts.
+    Some wrong variables are on GPU hosts and need facts.
     """
     more = site.place / "more.yml"
     address = {"dcgm_exporter_listen_address": "{{ ansible_facts.default_ipv4.address }}"}
@@ -140,7 +140,7 @@ def test_gpu_hosts_without_an_exporter_are_counted_and_files_of_no_further_use_g
     more = site.place / "more.yml"
     more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": {}}}}))
     old = site.directory / "rules" / "openfleet-gpu-former.yml"
-    # The site has its own alerts for expiring passwords in the rules folder that the role uses.
+    # These files belong to the site, and are in the rules folder that the role uses.
     others = [site.directory / "rules" / name for name in ("own.yml", "password-expiry.yml")]
     for path in (old, *others):
         path.write_text("groups: []\n")
@@ -149,7 +149,7 @@ def test_gpu_hosts_without_an_exporter_are_counted_and_files_of_no_further_use_g
     labels = [target["labels"] for target in site.prometheus.get("targets", state="active")["activeTargets"]]
     assert {each["host"] for each in labels} == {"gpu-1", "gpu-2"}
     assert price(site) == ["6"]
-    # Other owners' files in the folder are kept.
+    # The run keeps files of other owners in the folder.
     assert not old.exists()
     assert all(path.exists() for path in others)
     for path in others:
@@ -164,7 +164,7 @@ def price(site):
 @pytest.mark.thorough
 def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     assert price(site) == ["6"]
-    # The run fails after it wrote the rules, and before it tells Prometheus to reload.
+    # The run writes the rules, and fails before it tells Prometheus to reload them.
     asked = {"gpu_monitoring_prices": [{"model": "*", "price": 7}]}
     site.run(
         fails=True,
@@ -175,7 +175,7 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     assert price(site) == ["6"]
     output, changed = site.run(**asked)
     assert "has not loaded its files yet" in output
-    # The run changes these rules, and removes the two files for Grafana that the failed run left behind.
+    # The next run changes these rules, and removes the two files for Grafana that the failed run left behind.
     assert changed == 3
     assert not [path for path in (site.place / "provisioning").rglob("*") if path.is_file()]
     assert price(site) == ["7"]
@@ -187,9 +187,9 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
 @pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("dpkg-query"), reason="asks Debian's packages")
 def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
-    """Do not take over a Prometheus that was already installed.
+    """Refuse a Prometheus that was installed before the role ran.
 
-    Every Debian has the package that is used here.
+    The test uses a package that every Debian has.
     """
     before = site.files()
     for options in ((), ("--check",)):
@@ -207,7 +207,7 @@ def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
 def failing_rule(site):
     """Add a rule that cannot be evaluated, and return a function that removes it.
 
-    Its group has the same name as one of the role's groups.
+    The rule is in a group with the name of one of the role's groups.
     """
     before = site.config.read_text()
     rules = site.place / "failing.yml"
@@ -254,9 +254,10 @@ def test_rules_that_prometheus_cannot_evaluate_are_told_with_its_words(site, fai
 def test_rules_that_fail_for_a_moment_are_waited_for(site, failing_rule):
     """Wait for rules that fail only for a short time.
 
-    The series of a removed target end two intervals later, and a new target must be evaluated first.
+    For example, the series of a removed target end only two intervals later, and rules need the first series of a new
+    target.
     """
-    # Repair the rule once the role has found that it fails.
+    # When the role has found the failing rule, repair it.
     asked_again = r"FAILED - RETRYING: .*Wait until Prometheus has evaluated the rules"
     changed = {"gpu_monitoring_prices": [{"model": "*", "price": 8}], "gpu_monitoring_health_timeout": 300}
     site.run(meanwhile=(asked_again, failing_rule), **changed)
@@ -270,7 +271,7 @@ def test_reset_leaves_what_others_have_and_prometheus_forgets_the_rules(site):
     assert changed
     assert set(site.files()) == {own}
     assert list(site.directory.iterdir()) == [own]
-    # The folder existed before the role.
+    # This folder existed before the role ran.
     assert (site.place / "grafana" / "dashboards").is_dir()
     own.unlink()
     assert site.prometheus.get("rules")["groups"] == []

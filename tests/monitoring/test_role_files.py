@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test which files the role gpu_monitoring writes and removes.
 
-The tests use different directories and no Prometheus.
+The tests change the directories in the variables, and run no Prometheus.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def asked(site):
-    """Return the variables of the first run, in which the role provisions Grafana."""
+    """Return the variables of the first run, which provisions Grafana."""
     asked = {**NOBODY_ASKED, "gpu_monitoring_grafana_provisioning_directory": str(site.place / "provisioning")}
     site.run(**asked)
     return asked
@@ -36,9 +36,9 @@ def asked(site):
 
 @pytest.mark.thorough
 def test_slashes_that_mean_nothing_in_directories_change_nothing(site, asked):
-    """Ignore redundant slashes in paths of directories.
+    """Ignore redundant slashes in the paths of directories.
 
-    Otherwise a second run would not recognize the files of the first run, and remove them.
+    Otherwise the second run would not recognize the files of the first run, and would remove them.
     """
     provisioning = site.place / "provisioning"
     before = site.files()
@@ -58,9 +58,10 @@ def test_slashes_that_mean_nothing_in_directories_change_nothing(site, asked):
 
 @pytest.mark.thorough
 def test_what_grafana_is_told_goes_with_the_file_that_tells_it(site, asked):
-    """Remove a data source together with its file, and no other data source.
+    """Remove a data source from Grafana together with its file.
 
-    Grafana does not remove data sources that are missing from a file with `prune`.
+    No other data source is removed. With the option `prune`, Grafana does not remove data sources that are missing from
+    a file.
     """
     provisioning = site.place / "provisioning"
     source = provisioning / "datasources" / "openfleet-gpu.yml"
@@ -77,7 +78,7 @@ def test_what_grafana_is_told_goes_with_the_file_that_tells_it(site, asked):
 def test_directories_of_earlier_runs_are_left_clean(site, asked):
     """Clean up directories of earlier runs.
 
-    The directory is moved, and later no longer used. Files of others in it are kept.
+    The variable first names another directory, and later none. Files of other owners stay in the old directory.
     """
     provisioning, moved = site.place / "provisioning", site.place / "grafana" / "moved"
     old = site.place / "grafana" / "dashboards"
@@ -105,8 +106,8 @@ def test_directories_of_earlier_runs_are_left_clean(site, asked):
 def test_a_directory_may_be_a_link(site, asked):
     """Follow a link to a directory.
 
-    The role finds the files of the directory by both paths. It does not remove a file that is still needed because of
-    its second path.
+    The role sees each file of the directory under two paths. It must not remove a needed file because of its other
+    path.
     """
     real, link = site.place / "grafana" / "real", site.place / "grafana" / "link"
     real.mkdir()
@@ -120,7 +121,7 @@ def test_a_directory_may_be_a_link(site, asked):
     assert changed == 1 and not former.exists()
     assert site.files() == before
 
-    # Use the directory's other name, and later no directory. At that time the link no longer exists.
+    # Use the directory's other name, and in a later run no directory. By then, the link no longer exists.
     site.run(**NOBODY_ASKED, gpu_monitoring_grafana_dashboards_directory=str(real))
     assert {path for path in before if path.parent == real} == set(real.iterdir())
     site.run(**NOBODY_ASKED)

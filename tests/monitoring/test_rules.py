@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test every recording rule with promtool.
 
-The input is each exporter's text (samples/). The expected results are tables that were written by hand (cases/).
+The input is the text of each exporter (samples/). The expected results are tables written by hand (cases/).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _KEY = re.compile(r"([\w:]+)(?:\{(.*)\})?$")
 
 
 def table(case: dict) -> dict[str, list[dict]]:
-    """Return promtool's exp_samples of a case, by record."""
+    """Return the expected samples of a case in promtool's form, by record."""
     expected: dict[str, list[dict]] = {}
     for key, values in case["expected"].items():
         record, more = _KEY.match(key).groups()
         more = dict(re.findall(r'(\w+)="([^"]*)"', more or ""))
         for device, value in values.items():
             labels = {**case["scrape"], **case["devices"][device], **more}
-            # The value "" removes a label of the scrape that a record does not keep.
+            # If a record does not keep a label of the scrape, the case sets the label to "".
             series = as_series(record, labels)
             expected.setdefault(record, []).append({"labels": series, "value": value})
     return expected
@@ -63,7 +63,7 @@ def targets(case: dict):
 def problems_with(case: dict, scraped, directory, only: str = "") -> str:
     """Return promtool's error for a case, or an empty text.
 
-    `scraped` is the input. `only` selects the series that are compared.
+    `scraped` is the input. Only series that the matchers in `only` select are compared.
     """
     files = [RULE_FILES[name] for name in case["rules"]]
     expected = table(case)
@@ -80,7 +80,7 @@ def problems_with(case: dict, scraped, directory, only: str = "") -> str:
                 "promql_expr_test": [
                     {
                         "expr": record + only,
-                        # promtool evaluates groups in any order. One interval later, each group has read the series of
+                        # promtool evaluates groups in any order. An interval later, every group has read the series of
                         # the others.
                         "eval_time": f"{scrapes * INTERVAL}s",
                         "exp_samples": expected.get(record, []),
@@ -100,9 +100,9 @@ def test_series_are_those_of_the_table_and_no_others(case, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_gpu_that_is_scraped_twice_counts_once(case, tmp_path):
-    """Scrape a GPU twice with the same job and instance, as two ServiceMonitors do.
+    """Count a GPU once that two ServiceMonitors scrape with the same job and instance.
 
-    Values must not be summed, and no rule may fail.
+    Rules must not add up the values of both scrapes, and must not fail.
     """
     again = [({**scrape, "cluster": "zz"}, texts) for scrape, texts in targets(case)]
     problems = problems_with(case, [*targets(case), *again], tmp_path, '{cluster!="zz"}')
@@ -111,9 +111,9 @@ def test_a_gpu_that_is_scraped_twice_counts_once(case, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_host_with_two_names_costs_the_others_nothing(case, tmp_path):
-    """Give a host two names with the same job and instance.
+    """Keep the series of other hosts if one host has several names.
 
-    The `host` label was changed, or differs by mistake. Other hosts must keep their series.
+    These names have the same job and instance. The `host` label was changed, or differs by mistake.
     """
     wrong = [
         ({**scrape, "job": "twice", "instance": "twice", "host": host}, texts)
@@ -127,7 +127,7 @@ def test_a_host_with_two_names_costs_the_others_nothing(case, tmp_path):
 def test_every_recording_rule_has_a_value_in_some_table():
     """Check that each record has a value in a table.
 
-    Records are counted with their fixed labels, because each throttle reason has its own rule.
+    A record with other fixed labels counts separately, because each throttle reason has its own rule.
     """
     covered = {}
     for param in CASES:
@@ -155,11 +155,11 @@ def test_samples_are_in_prometheus_text_format(path):
     done = subprocess.run(
         [tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
-    # Status 3 means that promtool's linter criticizes the exporter's names.
+    # promtool's status is 3 if its linter criticizes the names of the exporter.
     assert done.returncode in (0, 3), done.stderr
 
 
-#: Fields of older DCGM versions or other counter files. They are read if the role's own fields are missing.
+#: Fields of older DCGM releases or of other counter files. The rules read them if the role's own fields are missing.
 OTHERS_FIELDS = {"DCGM_FI_DEV_FB_TOTAL", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"}
 
 
@@ -195,13 +195,13 @@ def test_promtool_accepts_all_rule_files():
 def test_group_names_are_unique():
     """Check for duplicate names.
 
-    Prometheus refuses two groups with one name in a file, and the role writes all rules to one file.
+    Prometheus refuses a file with two groups of the same name, and the role writes all rules to one file.
     """
     names = [group["name"] for path in (*RULES, *ALERTS) for group in yaml.safe_load(path.read_text())["groups"]]
     assert len(names) == len(set(names))
 
 
 def test_recorded_names_are_ours():
-    """Check that names start with gpu:* (for readers) or gpu_map:* (for other rules)."""
+    """Check that recorded names start with gpu: or gpu_map: (for other rules)."""
     recorded = [rule.name for rule in rules_of((*RULES, *ALERTS)) if not rule.is_alert]
     assert not [name for name in recorded if not name.startswith(("gpu:", "gpu_map:"))]
