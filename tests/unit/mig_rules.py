@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rules of MIG, implemented independently of the planner.
+"""Implement the rules of MIG independently of the planner.
 
-A `Card` applies the steps of a plan the way the driver does. It raises Illegal for each step that the driver would refuse.
+A `Card` applies the steps of a plan the way the driver does. It raises Illegal for each step that the driver would
+refuse.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ def units(placement):
 
 
 def legal(gpu: Gpu, instances) -> bool:
-    """Return whether these (profile name, Placement) pairs fit on the GPU together."""
+    """Return whether instances fit on the GPU together.
+
+    Instances are (profile name, Placement) pairs.
+    """
     profiles = {p.name: p for p in gpu.mig.profiles}
     for (_, a), (_, b) in itertools.combinations(instances, 2):
         if units(a) & units(b):
@@ -35,9 +39,9 @@ def legal(gpu: Gpu, instances) -> bool:
 
 
 def legal_together(gpu: Gpu, names) -> bool:
-    """Return whether the GPU has enough compute slices and media engines.
+    """Return whether the GPU has enough compute slices and media engines for profiles.
 
-    Placements are ignored.
+    Ignores placements.
     """
     profiles = {p.name: p for p in gpu.mig.profiles}
     chosen = [profiles[name] for name in names]
@@ -127,7 +131,7 @@ class Card:
 
 
 def compute_places(gpu, profile):
-    """Return compute instance placements of a profile.
+    """Return the placements of compute instances in a GPU instance.
 
     Placements are aligned to their size. In 7 slices, an instance of 3 slices may also start at slice 4. In 4 slices,
     no instance of 3 slices is possible.
@@ -141,7 +145,7 @@ def compute_places(gpu, profile):
 def with_instances(gpu: Gpu, pairs, busy=()) -> Gpu:
     """Return the GPU with MIG enabled and these instances.
 
-    Card creates the instances, so they are valid. `busy` contains the starts of instances with a process.
+    `Card` creates the instances, so they are valid. `busy` has the starts of the instances that a process uses.
     """
     card = Card(dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, enabled=True, pending=True)))
     ids = {p.name: p.profile_id for p in gpu.mig.profiles}
@@ -175,7 +179,7 @@ def processes(instance):
 
 
 def every_arrangement(gpu: Gpu, names):
-    """Yield all valid arrangements of these profiles."""
+    """Yield all valid arrangements of instances of these profiles."""
     profiles = {p.name: p for p in gpu.mig.profiles}
     if not legal_together(gpu, names):
         return
@@ -197,7 +201,7 @@ def every_arrangement(gpu: Gpu, names):
 def least_destroyed(gpu: Gpu, names):
     """Return (busy instances destroyed, instances destroyed) of the best arrangement.
 
-    All arrangements are tried.
+    Tries all arrangements.
     """
     standing = {(i.profile, i.placement): bool(i.processes) for i in gpu.mig.instances}
 

@@ -34,7 +34,7 @@ def test_planned_and_applied_changes_are_separate():
         summary.ran(host, result(2, 1, 4), check_mode=True)
     assert summary.line() == "Applied: nothing, on 0 of 3 hosts"
     summary.ran("a", result(2, 1, 4), check_mode=False)
-    # The health check runs again and finds everything unchanged.
+    # The health check runs the module again and finds everything unchanged.
     summary.ran("a", result(0, 0, 6), check_mode=True)
     assert summary.line() == "Applied: 2 created, 1 destroyed, 4 kept; 1 GPU changed on 1 of 3 hosts"
 
@@ -91,7 +91,7 @@ def test_hosts_without_a_driver_count_with_their_plans_from_the_catalogue():
         "Plan: 5 to create, 0 to destroy, 0 kept; 3 GPUs to change on 3 of 3 hosts "
         "(no driver yet, planned from the model catalogue: new, newer)"
     )
-    # The driver role installed the driver in between.
+    # In between, the driver role has installed the driver on this host.
     summary.ran("new", result(2, 0, 0), check_mode=True)
     assert summary.line().endswith("(no driver yet, planned from the model catalogue: newer)")
 
@@ -119,7 +119,7 @@ def test_first_line_of_a_reason_is_shown():
     summary.failed("b", "")
     # The message starts with the host's name.
     summary.failed("c", "c: gpu 3 is lost.")
-    # An argument name at the start of the message is kept.
+    # The message starts with the name of an argument, which is kept.
     summary.failed("d", "gpu_layout[0].mig: 8x 1g.10gb do not fit together")
     assert summary.reasons == {
         "a": "the GPU is in use",
@@ -135,7 +135,7 @@ def test_host_without_a_plan_keeps_its_reason():
         summary.failed(host, "%s: gpu 3 is lost. Look." % host)
     summary.failed("a", "a: no plan (gpu 3 is lost)")
     summary.failed("b", "No plan for any host: a (gpu 3 is lost), b (gpu 3 is lost). Fix these hosts.")
-    # A host that was lost for another reason represents all of them.
+    # This host was lost for another reason, so its message is printed as it is.
     summary.failed("c", "No plan for c (could not be reached). Fix these hosts.")
     assert summary.reasons == {
         "a": "gpu 3 is lost. Look.",

@@ -18,13 +18,13 @@ LABELS = {"x/plugin": "paused", "x/exporter": "paused"}
 
 
 class RefusedError(Exception):
-    """Raised if a test operation of the patch fails."""
+    """Raised if a test operation in the patch fails."""
 
 
 def patched(node, operations):
     """Apply a JSON patch of test, add and remove operations, like the API server.
 
-    A missing object is null.
+    A missing object counts as null.
     """
     node = copy.deepcopy(node)
     for operation in operations:

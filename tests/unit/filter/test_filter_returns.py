@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RETURN of each filter names the keys of its result."""
+"""Compare RETURN of each filter with the keys of its result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filters that site.yml uses on the controller, and their input."""
+"""Test filters that site.yml uses on the controller, with valid and invalid input."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_unknown_pci_addresses_are_problems_without_a_driver(expected):
         "gpu_layout[0].gpus[1]: this host has no GPU at 0000:3b:00.0. The NVIDIA GPUs on the bus are at 0000:1b:00.0.",
         "gpu_layout[1].gpus[0]: this host has no GPU at 0000:5c:00.0. The NVIDIA GPUs on the bus are at 0000:1b:00.0.",
     ]
-    # GPUs that are added later cannot be compared.
+    # The number of GPUs is compared only with GPUs that the host has now. More may be added later.
     assert plan_without_driver(layout, ["A100-80GB"])["problems"] == []
 
 
@@ -122,7 +122,7 @@ def test_tenants_are_packed_without_a_driver_too():
     found = plan_without_driver(tenants(a), ["H100-80GB"])
     assert (found["problems"], found["plan"][-1]) == ([], "vgpu a: add (60GiB and 30 %)")
     assert "tenant b" in plan_without_driver(tenants(a, dict(a, name="b")), ["H100-80GB"])["problems"][0]
-    # Only the driver knows which GPU has this address.
+    # Without a driver, nothing shows which GPU has this address.
     pinned = tenants(a, dict(a, name="b", gpu="0000:3b:00.0"))
     assert plan_without_driver(pinned, ["H100-80GB"])["problems"] == []
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of a cluster with HAMi.
+"""Plan changes of a cluster with HAMi.
 
-These are entries of the ConfigMap, the registration, cordons, and the software around the plugin.
+The tests cover entries of the ConfigMap, the registration, cordons, and the software around the plugin.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_an_entry_keeps_settings_that_the_role_does_not_write():
 
 @pytest.mark.parametrize("key", ["FilterDevices", "filterDevices", "FILTERDEVICES"])
 def test_keys_with_other_case_are_the_same_keys(key):
-    # Go reads all of them. The last one would win.
+    # Go reads keys that differ only in case as one key, and the last one would win.
     present = {"Name": "n1", key: {"uuid": ["GPU-x"]}}
     assert merged({"data": {"config.json": json.dumps({"NodeConfig": [present]})}}, n1=ENTRY) == {"NodeConfig": [ENTRY]}
 
@@ -194,7 +194,7 @@ def test_a_configuration_without_nodes_is_readable(text):
 
 
 def test_a_node_without_shared_gpus_gets_an_entry_that_filters_all_gpus():
-    # Without an entry, HAMi would offer every GPU of a node that still has the label.
+    # Without an entry, HAMi would offer all GPUs of a node that still has the label.
     mapping = kubernetes_mapping([{"gpus": [0, 1, 2], "sharing": "exclusive"}], "hami", state=HOST, node="n1")
     assert "gpu" not in mapping["labels"]
     found = changes(node(0, ""), config_map(None, ENTRY), mapping=mapping)
@@ -204,7 +204,7 @@ def test_a_node_without_shared_gpus_gets_an_entry_that_filters_all_gpus():
 
 
 def test_a_node_that_loses_its_shared_gpus_keeps_the_label():
-    # Without the label, HAMi's plugin would leave the node, and its registration would stay.
+    # Without the label, HAMi's plugin would leave the node, but its registration would stay.
     mapping = kubernetes_mapping([{"gpus": [0, 1, 2], "sharing": "exclusive"}], "hami", state=HOST, node="n1")
     record = {"openfleet.gpu/labels-before": json.dumps({"gpu": None, **dict.fromkeys(GUARD)})}
     found = changes(node(**record), config_map(None, ENTRY), mapping=mapping)
@@ -276,7 +276,7 @@ def test_a_node_that_no_scheduler_has_read_is_pending(handshake):
 def test_a_gpu_that_changes_is_cordoned_and_released():
     before = node()
     found = changes(before, changing=[FIRST, SECOND])
-    # HAMi does not offer the first GPU.
+    # HAMi does not offer the first GPU, so only the second one is cordoned.
     assert found["lines"] == ["node n1: cordon %s in HAMi until the change is verified" % SECOND]
     assert not found["in_step"]
     cordoned = patched(before, found["cordon"])
@@ -290,7 +290,7 @@ def test_a_gpu_that_changes_is_cordoned_and_released():
     assert seen["lines"] == ["node n1: release the cordon of %s after the verification" % SECOND]
     released = patched(cordoned, seen["uncordon"])
     assert recorded.CORDON not in annotations(released) and OWN not in annotations(released)
-    # The scheduler must read the node again, because it keeps the cordon otherwise.
+    # The handshake makes the scheduler read the node again. Otherwise the scheduler would keep the cordon.
     assert "Requesting" not in annotations(released)[recorded.HANDSHAKE]
 
 
@@ -406,7 +406,7 @@ def test_nvidias_plugin_on_the_node_is_refused(labels):
 def test_a_node_of_another_backend_is_refused():
     found = changes(node(0, "", "Reported", {"openfleet.gpu/backend": "nvidia_dra"}))
     (problem,) = found["problems"]
-    # The run must not believe that the scheduler knows the cordons, or that the node offers the GPUs.
+    # A run must not assume that the scheduler knows the cordons, or that the node offers its GPUs.
     assert found["unseen"] and len(found["pending"]) == 4 and not found["in_step"]
     assert "the label openfleet.gpu/backend: nvidia_dra belongs to another backend" in problem
 
@@ -416,7 +416,7 @@ def test_a_webhook_that_lets_pods_bypass_hami_is_a_danger():
     assert "DANGER: the webhook vgpu.hami.io of hami-webhook has failurePolicy Ignore" in warning
     (warning,) = changes(node(), objects=INSTALLED[:2])["warnings"]
     assert "the cluster has no webhook vgpu.hami.io" in warning
-    # HAMi is not installed yet.
+    # HAMi is not installed yet, so it cannot be configured wrongly.
     assert changes(node(), objects=[])["warnings"] == []
 
 

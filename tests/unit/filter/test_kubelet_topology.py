@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare the kubelet's policies with the requested policy."""
+"""Compare the kubelet's topology policies with the requested policy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of a cluster for a node's mapping, and the mapping's removal."""
+"""Plan changes of a cluster for a node's mapping, and for the mapping's removal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.core
 
 CONFIG, MIG_MANAGER = "nvidia.com/device-plugin.config", "nvidia.com/gpu.deploy.mig-manager"
 MIG_CONFIG, NO_CONFIG = "nvidia.com/mig.config", "managed-by-openfleet-gpu"
-# The labels that keep the GPU operator from changing the layout.
+# These labels keep the GPU operator from changing the layout.
 GUARD = {MIG_MANAGER: "false", MIG_CONFIG: NO_CONFIG}
 BEFORE = "openfleet.gpu/labels-before"
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
@@ -56,7 +56,7 @@ def test_new_node_gets_labels_with_a_record_and_a_configuration():
         "ConfigMap ns/cm: write key %s" % KEY,
     ]
     assert not found["in_step"]
-    # A changed label informs config-manager, so no restart is needed.
+    # config-manager notices the changed label, so the plugin needs no restart.
     assert not found["restart"]
 
 
@@ -65,7 +65,7 @@ def test_mig_manager_is_disabled_before_the_layout_with_its_label_recorded():
     assert found["labels"] == GUARD
     before = {MIG_MANAGER: "true", MIG_CONFIG: "all-balanced"}
     assert json.loads(found["annotations"][BEFORE]) == before
-    # The config label changes later, and its value at that time is recorded too.
+    # A later step changes the config label too. The value right before that step is recorded.
     later = changes(node({CONFIG: "other", **GUARD}, annotations=found["annotations"]))
     assert later["opt_out"] == {}
     assert json.loads(later["annotations"][BEFORE]) == {CONFIG: "other", **before}
@@ -146,7 +146,7 @@ def test_unknown_node_is_named_with_the_fix():
 def test_foreign_record_stops_the_role(record):
     found = node({CONFIG: "default"}, annotations={BEFORE: record})
     assert "not readable" in changes(found)["problems"][0]
-    # A wait for the resources must not end because of the problem.
+    # The problem must not make a wait for the resources end.
     assert changes(found)["pending"] == changes(node({CONFIG: "default"}))["pending"] != {}
     assert "not readable" in removed(found)["problems"][0]
     assert (changes(found)["labels"], removed(found)["labels"]) == ({}, {})
@@ -186,7 +186,7 @@ def policy(**mig_manager):
         ({MIG_MANAGER: None, MIG_CONFIG: None}, policy(), "all-disabled"),
         ({MIG_MANAGER: "true", MIG_CONFIG: None}, policy(enabled=True), "all-disabled"),
         ({MIG_MANAGER: "true", MIG_CONFIG: "all-balanced"}, policy(config={"default": ""}), "all-balanced"),
-        # A node that an earlier release configured, with the operator's label.
+        # An earlier release configured this node, and its record lacks the operator's label.
         ({MIG_MANAGER: None}, policy(enabled=True), NO_CONFIG),
     ],
     ids=["no labels", "enabled", "another configuration", "earlier release"],

@@ -24,7 +24,7 @@ EMPTY = {"resources": {}, "config": {}, "labels": {}, "config_name": "", "plan":
 
 
 def blocks(language):
-    """Return the code blocks that are not part of a numbered step."""
+    """Return the code blocks that are not part of numbered steps."""
     return re.findall(r"^```%s\n(.*?)^```$" % language, DOCUMENT, flags=re.MULTILINE | re.DOTALL)
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The GPU operator on a node, and its parts that block a layout."""
+"""Recognize the GPU operator on a node, and its parts that block a layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_operator_is_found_by_policy_and_labels(labels):
     policies = [] if labels else [policy(config={"name": "cm"})]
     found = find(labels, *policies)
     assert (found["is_there"], found["problems"]) == (True, [])
-    # NVIDIA's mig-manager also removes these pods from the node before it changes a MIG mode.
+    # NVIDIA's mig-manager also removes the pods of these clients before it changes a MIG mode.
     clients = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
     assert found["pausing"] == {"nvidia.com/gpu.deploy.%s" % name: "paused-for-openfleet-gpu" for name in clients}
     assert find(found["pausing"], *policies)["problems"] == [], "an interrupted drain is no problem"

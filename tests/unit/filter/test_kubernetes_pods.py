@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ready pods, and the reasons why other pods are not ready."""
+"""List the pods that are ready, and the reasons why other pods are not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbooks and templates get a layout's needs from a filter.
+"""Check that playbooks and templates get a layout's needs from a filter.
 
-They never read parts of gpu_layout.
+They must never read parts of gpu_layout themselves.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def test_invalid_layout_needs_nothing_and_does_not_block_a_reset(layout):
 
 # ---------------------------------------------------------------------- who reads gpu_layout in YAML and Jinja
 
-#: Keys of tasks and assertions whose values are expressions without braces.
+#: The values of these keys are expressions without braces.
 EXPRESSIONS = {"when", "that", "until", "failed_when", "changed_when"}
-#: Filters that return the whole layout.
+#: These filters return the whole layout.
 WHOLE = {"default", "d"}
 TESTS = {"defined", "undefined"}
 
@@ -102,7 +102,7 @@ def sources(value: Any, bare: bool = False) -> Iterator[str]:
 
 
 def is_layout(node: nodes.Node) -> bool:
-    """Return whether the node is the variable gpu_layout of any host."""
+    """Return whether a template's node is the variable gpu_layout of any host."""
     if isinstance(node, nodes.Getitem):
         return isinstance(node.arg, nodes.Const) and node.arg.value == "gpu_layout"
     return getattr(
@@ -111,9 +111,9 @@ def is_layout(node: nodes.Node) -> bool:
 
 
 def taken_apart(source: str) -> list[int]:
-    """Return the lines of a template that read a part of gpu_layout.
+    """Return the line numbers in which a template reads a part of gpu_layout.
 
-    Passing the whole variable to one of the collection's filters is allowed.
+    A template may pass the whole variable to a filter of the collection.
     """
     tree = jinja2.Environment().parse(source)
     found = []
@@ -121,7 +121,7 @@ def taken_apart(source: str) -> list[int]:
     for child in tree.iter_child_nodes():
         parents[id(child)] = tree
     for node in tree.find_all(nodes.Node):
-        # For example map(attribute='gpu_layout.0').
+        # An expression such as map(attribute='gpu_layout.0') reads a part too.
         if isinstance(node, nodes.Const) and re.match(r"gpu_layout[.\[]", str(node.value)):
             found.append(node.lineno)
         if not is_layout(node):
@@ -156,7 +156,7 @@ def templates(path: Path) -> list[str]:
 def test_playbooks_do_not_read_parts_of_gpu_layout():
     found = {path: [source for source in templates(path) if taken_apart(source)] for path in FILES}
     assert {str(path.relative_to(REPOSITORY)): lines for path, lines in found.items() if lines} == {}
-    # Check that the search covers all folders that use layouts.
+    # The search must cover all folders that use layouts.
     readers = {
         path.relative_to(REPOSITORY).parts[:2] for path in FILES for each in templates(path) if "gpu_layout" in each
     }

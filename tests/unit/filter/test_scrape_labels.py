@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Labels that a site must not set, because rules of gpu_monitoring use them."""
+"""Refuse labels of a site that the rules of gpu_monitoring use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.core
 
 FILES = Path(__file__).parents[3] / "roles" / "gpu_monitoring" / "files"
 PATHS = sorted([*FILES.glob("rules/*.yml"), *FILES.glob("alerts/*.yml"), *FILES.glob("*.yml")])
-#: Strings, brackets, names and matcher operators. Everything between them is irrelevant for labels.
+#: Tokens that matter for labels: strings, brackets, names and matcher operators.
 TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|([a-zA-Z_:][\w:]*)|(=~|!~|!=|==|[(){}\[\],=])')
 LISTS = {"by", "without", "on", "ignoring", "group_left", "group_right"}
-#: By function: the position of its first label argument, and later positions that are not labels.
+#: For each function, the position of its first label argument, and later positions that are not labels.
 FUNCTIONS = {"label_replace": (1, {2, 4}), "label_join": (1, {2}), "count_values": (0, set())}
 
 
@@ -34,7 +34,7 @@ def labels_of(expr):
         elif sign in (")", "}", "]"):
             ended = stack.pop()
             if ended["of"] in LISTS:
-                # A label list may come between an operator and its operand, so it is skipped.
+                # A label list may come between an operator and its operand, so the operand is not read as a label.
                 earlier, before = "", ended["behind"]
                 continue
         elif sign == "," and inside:
@@ -66,14 +66,14 @@ def test_labels_are_found_in_expressions():
 
 def test_labels_of_rules_are_in_rules_labels():
     """A new rule's labels must be added to RULES_LABELS, and unused labels removed."""
-    # Price rules are generated from the inventory, and also read a GPU's model.
+    # The price rules are made from the inventory. They also read the model of a GPU.
     found = {"model", *price_rules.PART_LABELS.split(", ")}
     for rule in rules():
         found |= labels_of(rule["expr"]) | set(rule.get("labels", {}))
         found |= {
             name for text in rule.get("annotations", {}).values() for name in re.findall(r"\$labels\.(\w+)", text)
         }
-    # Names that start with __ are reserved for Prometheus and refused anyway.
+    # Names with a leading __ are reserved for Prometheus, and are always refused.
     assert {name for name in found if not name.startswith("__")} == set(RULES_LABELS)
     assert list(RULES_LABELS) == sorted(RULES_LABELS)
 
@@ -96,6 +96,6 @@ def test_label_of_the_rules_is_refused_with_its_place(name):
     further = "gpu_monitoring_extra_targets[0] has the label %s, which the rules read or write." % name
     said = [problem for problem in plan["problems"] if problem.startswith(mine)]
     assert len(said) == 1 and said[0].endswith("Rename it.")
-    # For an additional target, these labels set its own host and job.
+    # An additional target may have these two labels, because they set its host and job.
     expected = [] if name in ("host", "job") else [further + " Rename it."]
     assert plan["problems"][1:] == expected

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter slurm_mapping, and the table of the role's README."""
+"""Test the filter slurm_mapping. Compare it with the table in the role's README."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_applied_layout_has_lines_and_devices():
 
 
 def busy_node(**more):
-    """Return a host with two 3g.40gb on GPU 0, and jobs on one of them and GPU 1."""
+    """Return a host with two 3g.40gb on GPU 0. Jobs use one of them, and GPU 1."""
     minors = [{"uuid": "GPU-a-%d" % number, "minor": number} for number in range(2)]
     names = [("config", 1), ("monitor", 2)]
     names += [("gpu0/gi%d/%saccess" % (gi, part), 10 * gi + len(part)) for gi in (1, 2, 3) for part in ("", "ci0/")]
@@ -105,7 +105,7 @@ def test_pads_and_kept_instances_let_jobs_continue():
     assert found["change"] == {"way": "in place", "jobs": [], "restart": False}
     assert found["gres"] == "gpu:3g.40gb:1,gpu:pad:1,gpu:h100:1"
     assert slurm_mapping(ONE, slurm=slurm, state=host(2, MADE))["change"]["jobs"] == ["7"]
-    # After the layout is applied.
+    # The layout is applied now, so the second instance does not exist any more.
     found = slurm_mapping(ONE, slurm=slurm, state=host(2, MADE[1:]))
     assert found["change"] == {"way": "in place", "jobs": [], "restart": False}
     assert found["devices"] == ["MIG-GPU-a-0-2", "", "GPU-a-1"]
@@ -207,7 +207,7 @@ def test_lines_have_cores_and_links_of_the_host():
     assert [line.partition(" Name=")[2] for line in found["gres_conf"]] == [
         "gpu Type=h100 File=/dev/nvidia0 Cores=0-3",
         "gpu Type=h100 File=/dev/nvidia1 Cores=4-7",
-        # slurmd copies the cores of the GPU.
+        # slurmd uses the cores of the GPU for its shards too.
         "shard File=/dev/nvidia1 Count=4",
     ]
     counted = slurm_mapping(SLICED, slurm={**slurm, "sockets": 16, "cores_per_socket": 1}, state=host(2))

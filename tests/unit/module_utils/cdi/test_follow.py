@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test how services and CDI specifications follow a change of devices.
 
-tests/lab/stand_in_nvidia_ctk.py replaces nvidia-ctk and runs as a process. Replies of systemctl have the format of
+tests/lab/stand_in_nvidia_ctk.py replaces nvidia-ctk and runs as a process. The replies for systemctl have the format of
 systemd 252. tests/lab/test_follow.py uses the real systemctl.
 """
 
@@ -100,7 +100,7 @@ def test_stopped_services_are_not_restarted(active):
 
 @pytest.mark.parametrize(("enabled", "restarted"), [("enabled", True), ("disabled", False)])
 def test_list_of_devices_for_slurm_is_written_again(enabled, restarted):
-    """Test a unit that is inactive after its work."""
+    """Restart a unit that is inactive because its work is done."""
     service = unit(SLURM_DEVICES, "inactive", enabled)
     assert steps(Seen(services=(service,))) == ((Restart(service, "restart", True),) if restarted else ())
     assert steps(Seen(services=(service,), starting=True)) == (
@@ -127,7 +127,7 @@ def test_boot_waits_for_nothing_and_leaves_refreshed_files():
 
 
 class Toolkit:
-    """A host below a folder, with CDI directories and nvidia-ctk's replacement."""
+    """A host in a folder, with CDI directories and a replacement for nvidia-ctk."""
 
     def __init__(self, root: Path, monkeypatch) -> None:
         self.root, self.etc, self.run = root, root / "etc/cdi", root / "var/run/cdi"
@@ -278,10 +278,11 @@ def test_invalid_specification_is_not_written(toolkit):
 
 
 class Systemd:
-    """Replace systemctl.
+    """Replace systemctl for a number of units.
 
-    Restarts of the units in `breaks` fail. A restart of a unit in `together` restarts the other units in it. The units
-    in `limited` were started so often that systemd refuses a start unless their start counter is reset first.
+    Restarts of the units in `breaks` fail. If a unit in `together` is restarted, the other units in `together` are
+    restarted with it. The units in `limited` were started so often that systemd refuses a start until their start
+    counter is reset.
     """
 
     def __init__(self, *units: Unit, state="running", breaks=(), together=(), limited=()) -> None:

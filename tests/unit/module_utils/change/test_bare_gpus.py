@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans and mappings for GPUs without a memory size or a settable compute mode."""
+"""Plan and map GPUs that have no memory size or no settable compute mode."""
 
 from __future__ import annotations
 

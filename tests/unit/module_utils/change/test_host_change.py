@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A rollback of MPS daemons and tenants runs all its parts and reports all errors."""
+"""Run all parts of the rollback of daemons and tenants, and report all errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = Host("580.105.08", "12.580", "13.0", True, tuple(assumed_gpus(["L40S-48GB
 
 
 class Part:
-    """Daemons or tenants whose rollback raises `error`, or succeeds if it is None."""
+    """Act as daemons or tenants whose rollback succeeds, or raises `error`."""
 
     def __init__(self, error=None):
         self.error, self.tried = error, 0

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts on a host with a lost GPU."""
+"""Apply layouts on a host with a lost GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_entry_that_may_match_a_lost_gpu_fails(host, gpus):
         answering(parse_layout([entry(gpus)]), host, FAIL)
     assert error.value.where.startswith("gpu_layout[0].gpus[") and error.value.problem == "gpu 2 is lost: GPU is lost"
     assert "gpu_layout_lost: skip" in error.value.cure
-    # site.yml treats this error as a fault of the host and not of the inventory.
+    # site.yml treats an error with this code as a fault of the host, not of the inventory.
     assert (error.value.code, error.value.gpu) == (15, "2")
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change reports NVIDIA's MIG manager for systemd as an error, or disables it."""
+"""Report NVIDIA's MIG manager for systemd as an error of a change, or disable it."""
 
 from __future__ import annotations
 

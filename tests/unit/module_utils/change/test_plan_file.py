@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A saved plan is applied unchanged, or refused if something has changed.
+"""Apply a saved plan unchanged, or refuse it if something has changed.
 
-The message names the change.
+The error names the change.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def restore(saved, gpu, wanted, ownership=planner.ALL_OURS):
 def situations(draw):
     """Generate (GPU in a valid state, target that fits an empty GPU of its model).
 
-    Some of the GPU's instances are in use.
+    Some instances of the GPU are in use.
     """
     gpu = assumed_gpus([draw(st.sampled_from(MIG_MODELS))], MODELS)[0]
     pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
@@ -169,7 +169,7 @@ def test_each_moved_part_is_named():
 def test_kept_parts_are_no_difference():
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "3g.40gb"))
-    # The index does not identify a GPU, and temporary settings are not part of a layout.
+    # A new index does not make it another GPU, and a temporary setting is not part of a layout.
     moved = dataclasses.replace(gpu, index=5, persistence_mode=True)
     assert plan_file.differences(saved, host_of(moved)) == []
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refused plans tell a sick GPU from a mistake in the layout."""
+"""Check that refused plans distinguish a sick GPU from a mistake in the layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lacks(host, index, **values):
 
 
 def judged(host, layout):
-    """Return the failed driver call of each sick GPU of a refused plan, by GPU index."""
+    """Return {GPU index: failed driver call} of the sick GPUs in a refused plan."""
     parsed = parse_layout(layout)
 
     def make(host):

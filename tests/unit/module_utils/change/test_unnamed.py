@@ -42,7 +42,7 @@ MPS = {"name": "a", "clients": 4, "active_thread_percentage": 25}
 
 
 class Daemons(MpsService):
-    """Plan daemons with the real rules, on a host with these daemons."""
+    """Plan MPS daemons with the real rules, on a host where the daemons in `seen` run."""
 
     def __init__(self, seen):
         super().__init__(True)
@@ -54,7 +54,7 @@ class Daemons(MpsService):
 
 
 class Tenants(VgpuService):
-    """Plan tenants with the real rules, on a host with these tenants."""
+    """Plan tenants with the real rules, on a host with the tenants in `seen`."""
 
     def __init__(self, seen):
         super().__init__(True)
@@ -66,7 +66,7 @@ class Tenants(VgpuService):
 
 
 class Machine:
-    """A simulated host that takes over the result of each plan."""
+    """A simulated host that takes on the result of each plan."""
 
     def __init__(self, gpus=GPUS):
         self.gpus, self.lost = tuple(gpus), ()
@@ -102,9 +102,9 @@ class Machine:
         return found
 
     def _left(self, seen, part, gpus_of):
-        """Return the daemons or tenants after the plan was applied.
+        """Return the daemons or tenants that exist after the plan was applied.
 
-        Daemons or tenants without a step stay.
+        Those without a step stay.
         """
         gone = {step.seen for step in part.steps if hasattr(step, "seen")}
         coming = list(part.planned())
@@ -139,7 +139,7 @@ def running(one, gpus):
 
 
 def planned(plan):
-    """Return the GPU after its plan was applied."""
+    """Return the GPU as it is after its plan was applied."""
     mode = plan.target.settings.get("compute_mode") or "default"
     if plan.target.division is None:
         return dataclasses.replace(plan.gpu.with_instances((), False), compute_mode=mode)
@@ -147,7 +147,10 @@ def planned(plan):
 
 
 def divided(gpu, *places):
-    """Return the GPU in MIG mode with an instance at each (profile, start)."""
+    """Return the GPU in MIG mode, with an instance at each of these places.
+
+    A place is (profile, start).
+    """
     empty = gpu.with_instances((), True)
     profiles = {profile.name: profile for profile in gpu.mig.profiles}
     sized = [
@@ -315,7 +318,7 @@ def test_busy_gpu_is_not_restored_and_blocks_no_other(machine):
     assert actions(found) == {1: "leave"} and not found.plan.disturbs
     assert [each.gpu.index for each in found.plan.gpus if each.steps] == [0]
     assert "gpu 1" in found.warnings[0] and "is in use" in found.warnings[0]
-    # The GPU stays in the record of applied GPUs, so that the next boot retries.
+    # The GPU stays in the record of applied GPUs, so the next boot tries again.
     assert UUID % 1 in json.dumps(found.applied.to_data())
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test how `gpu-layout lease` keeps its place while the service restarts."""
+"""Test that `gpu-layout lease` keeps its place while the service restarts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRANTED = {"lease": {"number": 5}}
 def service(tmp_path):
     """Return a function that starts a service.
 
-    The service gives one answer to each connection. None ends the connection without an answer.
+    The service gives the next of its answers to each connection. None ends the connection without an answer.
     """
     started = []
 

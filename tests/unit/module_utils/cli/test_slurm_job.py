@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test Prolog and Epilog of jobs with leases.
+"""Test the Prolog and Epilog of jobs with leases.
 
-The lease service is real and answers on a socket. Its host is simulated (lease_world.py). The records of jobs have the format
-of `scontrol --details --oneliner show job`.
+The lease service is real and answers on a socket. The service's host is simulated (lease_world.py). The records of jobs
+have the format of `scontrol --details --oneliner show job`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ RECORD = (
 
 
 class Slurm:
-    """Answers Slurm's tools for these jobs, and records changes of jobs.
+    """Replace Slurm's tools for some jobs, and record the changes of jobs.
 
-    Slurm 24.11 shows units as quota(CNT:3).
+    Units have the format of Slurm 24.11, for example quota(CNT:3).
     """
 
     def __init__(self, **jobs):
         self.jobs = {name[1:]: gres for name, gres in jobs.items()}
         self.changes = []
         self.can_requeue = True
-        #: Array of each task, as (array, number) by job id. One task has the id of its array.
+        #: (array, number) of each task, by job id. The id of one task is also the id of the array.
         self.arrays = {}
         self.answers = True
 
@@ -68,7 +68,7 @@ class Slurm:
 
     @property
     def actions(self):
-        """Return the changes without comments."""
+        """Return the recorded changes without their comments."""
         return [" ".join(words) for words in self.changes if words[1] != "update"]
 
 
@@ -80,7 +80,7 @@ def node(tmp_path):
 
 
 class Node:
-    """A node with the lease service on a socket."""
+    """A Slurm node with the lease service on a socket."""
 
     def __init__(self, folder):
         self.world = World(folder / "state")
@@ -155,7 +155,10 @@ def test_job_that_never_fits_is_held(node):
 
 
 def test_last_task_of_an_array_is_not_the_whole_array(node):
-    """Give the last task its own units. Its id selects all tasks in Slurm's tools."""
+    """Give the last task of an array its own units.
+
+    The id of this task selects all tasks of the array in Slurm's tools.
+    """
     node.slurm.jobs = {"8": "quota(CNT:2)", "7": "quota(CNT:1)", "9": "quota(CNT:6)"}
     node.slurm.arrays = {"8": ("7", "1"), "9": ("9", "4"), "7": ("7", "2")}
     assert "OPENFLEET_QUOTA=8GiB and 20 %" in node.prolog("8")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts for the tests of the driver's rules and plans."""
+"""Define hosts for the tests of the driver's rules and plans."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEADLESS = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistence
 
 
 def finished(version="580.95.05", names=HEADLESS, **more):
-    """Return a host in the desired state: modules are loaded and services run."""
+    """Return a host in the desired state: its modules are loaded and its services run."""
     units = {"nvidia-persistenced.service": model.Unit(True, True, True)}
     known = {
         "packages": packages(version + "-1", *names),

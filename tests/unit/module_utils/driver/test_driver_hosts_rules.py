@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules for existing hosts: foreign drivers, new GPUs, and the next kernel."""
+"""Test rules for existing hosts: foreign drivers, new GPUs, and the next kernel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_model_has_a_minimum_driver_with_a_source_or_a_note(model):
         ("2335", "535.288.01", "550.90.07"),
         ("26b9", "525", "535"),
         ("3182", "570", "580.82.07"),
-        # A GPU that is not in the catalogue, recognized by its device ID range.
+        # The catalogue does not have this GPU. The range of its device ID gives the driver.
         ("3183", "550", "570"),
         ("2684", "515", "520"),
     ],

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Commands and output of package managers, repository keys, and package files."""
+"""Test package managers' commands and output, repository keys, and package files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_plan_of_apt():
 
 
 class Said:
-    """Answer `repoquery` and dry runs like DNF, and record every command.
+    """Answer `repoquery` and dry runs as DNF does, and record every command.
 
     molecule/rpm runs the real DNF.
     """
@@ -123,12 +123,12 @@ def test_dnf_takes_the_newest_version_with_modules_for_the_running_kernel():
     assert found.version == "580.95.05"
     assert found.arguments[0] == name + "-580.95.05-3.el9_6"
     assert not any("dkms" in argument for argument in found.arguments)
-    # The kernel 5.14.0-570.23.1 is installed, but it is not running yet.
+    # The host has also installed the kernel 5.14.0-570.23.1, which is not running yet.
     assert found.missing == ("kmod-nvidia-580.95.05-5.14.0-570.23.1",)
 
 
 class Needed(Said):
-    """A host with packages that need DKMS modules. It answers in rpm's format."""
+    """Answer in rpm's format for a host with packages that need DKMS modules."""
 
     def __call__(self, command):
         if command[:3] == ["rpm", "-e", "--test"]:
@@ -195,10 +195,10 @@ OURS = "openfleet-nvidia-driver"
 
 
 class History(Said):
-    """A transaction history in the format of DNF 4.14.
+    """Answer with a transaction history in the format of DNF 4.14.
 
-    With `breaks`, the commands `install` and `remove` fail. If it is "before", they fail before DNF records a
-    transaction. Otherwise DNF has recorded it.
+    If `breaks` is set, the commands `install` and `remove` fail. If it is "before", they fail before DNF records the
+    transaction, and otherwise after that.
     """
 
     def __init__(self, *comments, breaks=""):
@@ -255,9 +255,9 @@ def test_dnf_handles_empty_and_unreadable_histories():
 
 
 class Killed(History):
-    """A host with a killed transaction.
+    """Answer for a host whose transaction was killed.
 
-    `installed` are the names of installed packages.
+    `installed` has the names of the installed packages.
     """
 
     def __init__(self, *installed, fails=()):
@@ -277,7 +277,7 @@ KMOD, KMOD_NEXT = "kmod-nvidia-580.105.08-5.14.0-570.12.1", "kmod-nvidia-580.105
 
 
 def killed(folder, *added):
-    """Write DNF's journal of a killed upgrade that also installs these packages."""
+    """Write DNF's journal of a killed upgrade that also installed these packages."""
     upgraded = ("libnvidia-ml", "580.95.05-1.el9", "580.105.08-1.el9")
     rows = [upgraded, *((name, "", "580.105.08-3.el9") for name in added)]
     durable.write(folder / apply.JOURNAL, {"schema": apply.SCHEMA, "mark": "1", "packages": rows})

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans for a host and a request have their steps in order, or are refused."""
+"""Check the order of the steps in plans for a host, and refused plans."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_driver_in_use_is_changed_with_stopped_clients_and_a_reboot(to, verb):
     assert made.disruptive
     assert made.reboot == "the loaded kernel module is 580.95.05, and the driver's other parts are %s" % to
     assert "%s nvidia-driver-cuda 580.95.05-1 to %s-1" % (verb, to) in [step.text for step in made.steps]
-    # If apt must change a held package, it removes the hold.
+    # If apt must change a package that is on hold, it removes the hold, so the hold is set again.
     assert [step.items for step in made.steps if step.kind == "hold"] == [HEADLESS]
     assert [step.items[0] for step in made.steps if step.kind == "write"] == [files.PREFERENCES]
 
@@ -186,7 +186,7 @@ def test_an_interrupted_change_is_described_by_its_journal(tmp_path, journal, te
 
 
 def test_modules_that_a_killed_scriptlet_did_not_build_are_built_after_the_rest_is_installed():
-    # The package with the modules is installed, but the modules were not built. Other packages are missing.
+    # The package with the modules is installed, but its scriptlet did not build them. Other packages are missing.
     seen = right(on_disk="", loaded="", interrupted="that installs 580.95.05")
     rest = change("580.95.05", seen, "nvidia-persistenced")
     assert kinds(make(seen, Request("580"), rest))[:3] == ["repair", "packages", "modules"]
@@ -195,9 +195,9 @@ def test_modules_that_a_killed_scriptlet_did_not_build_are_built_after_the_rest_
 
 
 def precompiled(request, installed, missing=(), loaded="580.95.05", on_disk="580.95.05", **more):
-    """Return the plan of a Red Hat host with these precompiled module packages.
+    """Return the plan of a Red Hat host with precompiled module packages.
 
-    `more` has the packages that the transaction installs and removes.
+    `installed` and `missing` name the packages. `more` has the packages that the transaction installs and removes.
     """
     parts = ("nvidia-driver-cuda", *installed, "nvidia-persistenced")
     seen = right(distribution="el-9", kernel="5.14.0-570.12.1.el9_6.x86_64", loaded=loaded, on_disk=on_disk)
@@ -240,7 +240,7 @@ def test_precompiled_modules_that_a_killed_scriptlet_did_not_link_are_installed_
 
 
 def test_precompiled_modules_are_linked_by_the_transaction_or_by_a_reinstallation_after_it():
-    # The package's name contains the driver's version, so the package of the old version has another name.
+    # The name of a module package contains the driver's version, so the old version has another name.
     old = KMOD.replace("95.05", "82.07")
     rest = {"removals": [(old, "580.82.07-1.el9")], "on_disk": "580.82.07"}
     _settled, make_plan = precompiled(PRECOMPILED, [KMOD, KMOD_NEXT, old], loaded="", **rest)
@@ -255,7 +255,7 @@ def test_secure_boot_refuses_before_anything_else():
     seen = host(secure_boot=SecureBoot(True))
     with pytest.raises(PlanError, match="Nothing was installed"):
         make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
-    # If the driver is loaded, Secure Boot has accepted its modules, so the plan does not change it.
+    # If the driver is loaded, Secure Boot has accepted its modules, so the plan is empty.
     assert make(right(secure_boot=SecureBoot(True)), Request("580")).steps == ()
 
 
@@ -293,7 +293,7 @@ def test_dracut_is_configured_explicitly():
     assert 'install_items+=" %s "\n' % files.BLACKLIST in text
     assert 'omit_drivers+=" nouveau "\n' in text
     assert "initramfs" in kinds(made)
-    # Hosts with dracut get a dracut file and a new initramfs. Hosts without dracut get no such file.
+    # A host with dracut needs a dracut file and a new initramfs. A host without dracut gets no such file.
     assert kinds(make(right(dracut=True), Request("580"))) == ["write", "initramfs"]
     assert files.DRACUT not in desired("580.95.05")
 
@@ -308,7 +308,7 @@ def test_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
     ]  # fmt: skip
     done = replace(board, umad_loaded=True, files={**board.files, files.MODULES_LOAD: files.modules_load()})
     assert make(done, Request("580")).steps == ()
-    # Hosts with NVSwitches of earlier generations do not need the module ib_umad.
+    # NVSwitches of earlier generations do not need the module ib_umad.
     assert make(replace(board, nvlink_bridges=0, nvswitches=4), Request("580")).steps == ()
 
 

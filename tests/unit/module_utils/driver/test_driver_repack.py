@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A package that is repacked from installed files equals the original."""
+"""Repack a package from its installed files, and compare it with the original."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_repacked_package_is_identical(tmp_path, name):
         line for line in told("dpkg-query", "--listfiles", name).splitlines() if line.startswith("/") and line != "/."
     }
     missing = listed - there - {""}
-    # Machines may be configured to omit documentation.
+    # Some machines are configured to omit documentation, so its files may be missing.
     assert {path for path in missing if not path.startswith("/usr/share/")} == set()
     assert list(tmp_path.iterdir()) == [tmp_path / (name + ".deb")]
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules for NVIDIA drivers: versions, modules, packages, NVSwitch and Secure Boot."""
+"""Test rules for drivers: versions, modules, packages, NVSwitch and Secure Boot."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_precompiled_modules_of_another_driver_are_stale():
     names = {
         "kmod-nvidia-580.95.05-5.14.0-570.12.1": "580.95.05-3.el9_6",
         "kmod-nvidia-580.105.08-5.14.0-570.12.1": "580.105.08-3.el9_6",
-        # These modules are for the previous kernel, which the host can still boot.
+        # These modules belong to the previous kernel, which the host can still boot.
         "kmod-nvidia-580.105.08-5.14.0-503.26.1": "580.105.08-3.el9_5",
         "kmod-nvidia-open-580.105.08-5.14.0-570.12.1": "580.105.08-3.el9_6",
         "kmod-nvidia-open-dkms": "580.95.05-1.el9",
@@ -273,21 +273,21 @@ def test_precompiled_modules_of_another_driver_are_stale():
     first, new, older, other, _dkms, _foreign = names
     assert stale(precompiled=True, kernel_modules="proprietary") == [first, other]
     assert stale() == [first, new, older, other]
-    # The site provides the kernel modules itself.
+    # If the site provides the kernel modules itself, the rules treat none of them as stale.
     assert stale(kernel_modules="none") == []
 
 
 def test_packages_of_the_driver():
     patterns = DISTRIBUTIONS["debian-12"]["patterns"]
     ours = packages("580.95.05-1", "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "firmware-nvidia-gsp")
-    # This package has its own version number and is useless without the driver.
+    # nvlsm has its own version number and is useless without the driver.
     ours += packages("2025.06.11-1", "nvlsm")
     others = [
         Package("nvidia-container-toolkit", "1.19.1-1"),
         Package("infiniband-diags", "44.0-2"),
         Package("cuda-toolkit-13-0", "13.0.2-1"),
         Package("glx-alternative-nvidia", "1.2.2"),
-        # This is Debian's own package, which desktop programs depend on.
+        # This package is Debian's own, and desktop programs depend on it.
         Package("libxnvctrl0", "525.85.05-3~deb12u1"),
         Package("linux-image-amd64", "580.1-1"),
     ]

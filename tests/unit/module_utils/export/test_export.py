@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts exported from GPUs: GPUs with equal settings share an entry.
+"""Export layouts from GPUs. GPUs with equal settings share an entry.
 
-State that a layout cannot express is reported. Other tests use real plans.
+The export reports state that a layout cannot express. Other tests compare it with real plans.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.mode
 
 
 def exported(gpus, pin_placements=False, daemons=(), tenants=()):
-    """Return the layout of these GPUs, daemons and tenants."""
+    """Return the layout that the export makes of these GPUs, daemons and tenants."""
     seen = {"mps": [MpsSeen(daemon, (), True) for daemon in daemons], "vgpu": [VgpuSeen(one) for one in tenants]}
     return export.exported(gpus, pin_placements, seen=seen)
 
@@ -46,7 +46,7 @@ def half(start, *slices):
 
 def data(found):
     layout = layout_to_data(found.layout)
-    # Every exported value is a valid layout.
+    # Every exported value must be a valid layout.
     assert parse_layout(layout) == found.layout
     return layout
 
@@ -139,10 +139,10 @@ def tenant(name, *gpus, percent=30, **more):
 @pytest.mark.parametrize(
     ("providers", "told"),
     [
-        # On a kernel that can limit memory, auto would select dmem.
+        # On a kernel that can limit memory, auto would select dmem instead.
         (("preload", "preload"), "preload"),
         (("mps", "mps"), "mps"),
-        # This is the strongest provider, so auto selects it.
+        # dmem is the strongest provider, so auto selects it as well.
         (("dmem", "dmem"), "auto"),
         (("dmem", "preload"), "auto"),
     ],
@@ -193,7 +193,7 @@ def test_oversubscription_is_exported():
     many = [tenant("t%d" % n, gpu, percent=23) for n in range(5)]
     found = data(exported([gpu], tenants=many))
     assert found[0]["vgpu"]["oversubscribe"] == {"sm": 1.15}
-    # The ratio of 100 GiB to the GPU's 81559 MiB, rounded up.
+    # 1.26 is the ratio of 100 GiB to the GPU's 81559 MiB, rounded up.
     huge = [dataclasses.replace(each, memory_bytes=20 << 30) for each in many]
     assert data(exported([gpu], tenants=huge))[0]["vgpu"]["oversubscribe"] == {"memory": 1.26, "sm": 1.15}
 

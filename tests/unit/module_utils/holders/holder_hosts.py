@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Helpers for holder tests: hosts with NVML data, and processes with open files.
+"""Help tests of holders: make hosts with NVML data, and processes with open files.
 
-The processes and files are real.
+These processes and files are real.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def never(command, **_options):
 def named(folder: Path, name: str) -> Path:
     """Install a program with this name.
 
-    The kernel shows the name as the process's name and executable.
+    The kernel shows this name as the name and executable of its processes.
     """
     return Path(shutil.copy(Path(sys.executable).resolve(), folder / name))
 
 
 @contextlib.contextmanager
 def opened(*files: object, program: Path = Path(sys.executable), within: Sequence[str] = (), **variables: str):
-    """Start a process that has these files open, and end it with the block.
+    """Start a process that has these files open, and end it after the block.
 
-    Only absolute paths are opened. Other arguments only appear in the command line of the process. `within` is a
-    command prefix, for example one that enters a namespace.
+    The process opens absolute paths. Other arguments only appear in its command line. `within` is a command prefix, for
+    example a command that enters a namespace.
     """
     command = [*within, str(program), "-c", OPEN, *map(str, files)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -74,7 +74,7 @@ def opened(*files: object, program: Path = Path(sys.executable), within: Sequenc
 
 
 class Proc:
-    """A simulated /proc folder of another host."""
+    """A folder that simulates /proc of another host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,7 +96,7 @@ class Proc:
         words=(),
         variables=(),
     ) -> None:
-        """Add a process with arguments `words` and environment variables `variables`.
+        """Add a process with the arguments `words` and the environment `variables`.
 
         `variables` are (name, value) pairs.
         """

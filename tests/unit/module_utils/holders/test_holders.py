@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test holders of GPUs with real processes, open files and this machine's /proc.
+"""Test the scan for holders of GPUs with real processes, files and /proc.
 
-Device nodes are plain files in a folder. Without the driver's device numbers, the scan identifies a node by its name.
-Tests that need device numbers or another host's /proc build one in a folder.
+Device nodes are plain files in a folder. If the driver has no device numbers, the scan identifies a node by its name.
+Tests that need device numbers or the /proc of another host create them in a folder.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder,
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.bounded_session import hung_children
 from tests.unit.module_utils.holders.holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opened
 
-# Daemons run under their real names, so other tests that scan /proc at the same time would list them.
+# These tests start programs under the names of real daemons. Other tests that scan /proc at the same time would list
+# them.
 pytestmark = pytest.mark.alone
 
 
 @pytest.fixture
 def empty_dev():
-    """Return a folder that other users can read. pytest's folders are private."""
+    """Return a folder that other users can read, unlike pytest's folders."""
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -46,7 +47,7 @@ def dev(empty_dev) -> Path:
 
 @pytest.fixture
 def find(dev, tmp_path):
-    """Return a function that returns this test's processes among the GPU holders."""
+    """Return a function that finds holders of GPUs among this test's processes."""
 
     def look(of, *processes) -> list[Holder]:
         pids = {process.pid for process in processes}
@@ -93,8 +94,8 @@ def test_other_nodes_hold_nothing(dev, find):
 
 
 def test_capability_holds_only_its_instance(dev, find):
-    # In NVIDIA's guide, the device of gpu3/gi3/ci3 has number 439 and the device of gpu6/gi11/ci5 has 918. By the same
-    # rule, 156 is gpu1/gi2 and 157 is gpu1/gi2/ci0.
+    # NVIDIA's guide gives number 439 to gpu3/gi3/ci3 and 918 to gpu6/gi11/ci5. By the same rule, 156 is gpu1/gi2 and
+    # 157 is gpu1/gi2/ci0.
     for minor in (156, 157):
         (dev / "nvidia-caps" / ("nvidia-cap%d" % minor)).touch()
     with opened(dev / "nvidia1", *(dev / "nvidia-caps" / ("nvidia-cap%d" % m) for m in (156, 157))) as process:
@@ -184,9 +185,9 @@ def test_only_killed_unended_children_of_root_count_as_hanging(tmp_path):
 
 
 def test_hanging_scan_holds_and_is_named(dev, tmp_path):
-    """List the hanging process as a holder.
+    """List a scan as a holder if it hangs in the driver.
 
-    The scan was killed while its driver call hung. No signal ends it, so it keeps the GPU open.
+    The scan was killed, but no signal ends a process that hangs in a driver call. So it keeps the GPU open.
     """
     proc = Proc(tmp_path / "proc")
     proc.process(7, "gpu-layout-nvml", dev / "nvidia0", words=("metrics",))
@@ -199,7 +200,7 @@ def test_hanging_scan_holds_and_is_named(dev, tmp_path):
 
 
 def device_node(path, major, minor):
-    """Make a character device, or skip the test if that is not permitted."""
+    """Make a character device. Skip the test if that is not permitted."""
     path.unlink(missing_ok=True)
     try:
         os.mknod(path, 0o20600, os.makedev(major, minor))
@@ -254,7 +255,7 @@ def test_node_is_recognized_by_number_not_name(dev, tmp_path):
 def as_nobody(look, *arguments):
     """Call a function as an unprivileged user.
 
-    If the tests already run without root's rights, the user does not change.
+    If the tests already run as an unprivileged user, call the function as this user.
     """
 
     def become() -> None:
@@ -271,7 +272,7 @@ def test_unreadable_processes_count_as_holders(dev):
     of = host(gpu(0), gpu(1))
     found = as_nobody(find_holders, of, "/proc", str(dev), no_tools)
     unknown = [holder for holder in found if holder.kind == "unknown"]
-    # A GPU has one unknown holder for unreadable processes, and another if this machine runs containers.
+    # Each GPU has an unknown holder for unreadable processes, and another one if this machine runs containers.
     assert {holder.gpu_uuid for holder in unknown} == {"GPU-0", "GPU-1"}
     for holder in unknown:
         assert "cannot be seen" in holder.who
@@ -280,9 +281,9 @@ def test_unreadable_processes_count_as_holders(dev):
 
 
 def test_without_nodes_none_is_open(empty_dev):
-    """Simulated GPUs have no kernel driver, so no open file can be a GPU.
+    """Find no holder if no device nodes exist, as with simulated GPUs.
 
-    This is also true for open files that cannot be read.
+    Without a kernel driver, no open file can be a GPU, not even a file that cannot be read.
     """
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a driver")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Containers with a GPU: names, owners, monitoring, and start times."""
+"""Find containers with a GPU: their names, owners, start times, and monitoring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from tests.unit.module_utils.holders.holder_hosts import Proc, gpu, host, instance, no_tools
 
 ID = "3f2a" * 16
-#: A GPU with one instance. By the driver's numbering, nvidia-cap12 is the device node for access to this instance.
+#: A GPU with one instance. In the driver's numbering, nvidia-cap12 is the node that gives access to this instance.
 OF = host(gpu(0, instance(1, 0)))
 
 
@@ -48,7 +48,7 @@ def there(tmp_path):
 
 
 def docker(said, status=0):
-    """Return a replacement for docker that lists the given containers."""
+    """Return a replacement for docker that lists these containers."""
 
     def run(command, **_options):
         if command[:2] != ["docker", "ps"]:
@@ -133,9 +133,9 @@ POD = "0::/kubepods.slice/kubepods-pod3f2a3f2a_3f2a_3f2a_3f2a_3f2a3f2a3f2a.slice
 )
 @pytest.mark.parametrize("opened", [(), ("nvidia0",)], ids=["given", "open"])
 def test_program_name_alone_is_not_monitoring(there, program, cgroup, run, watches, opened):
-    """Root in a container may have the host's user ID, and can choose file names.
+    """Do not take a container for monitoring because of its program's name.
 
-    Without a user namespace, root in the container has the same user ID as the host's root.
+    Root in a container can choose file names. Without a user namespace, root has the same user ID as the host's root.
     """
     there.start(70, program, "nvidia0", opened=opened, **({"cgroup": cgroup} if cgroup else {}))
     found = there.find(run)
@@ -166,8 +166,8 @@ def test_start_time_is_reported(there):
     there.start(70, "train", "nvidia0")
     assert there.find()[0].started_seconds is None
     there.proc.write("stat", "cpu 0 0\nbtime 1795000000\n")
-    # Field 22 is the start in hundredths of a second after the boot. The process name in field 2 may contain blanks and
-    # brackets.
+    # In /proc/PID/stat, field 22 is the start in hundredths of a second after the boot. The process name in field 2 may
+    # contain blanks and brackets.
     there.proc.write("70/stat", "70 (a (name) S) S %s 360000 %s" % (" ".join(["0"] * 18), " ".join(["0"] * 30)))
     assert there.find()[0].started_seconds == 1795003600.0
 

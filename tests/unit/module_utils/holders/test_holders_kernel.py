@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPU holders in the kernel, from sysfs and /proc/modules."""
+"""Find holders of GPUs in the kernel, from sysfs and /proc/modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ext4 1000000 7 - Live 0xffffffffc0000000
 
 
 class Kernel:
-    """The kernel's files in a folder."""
+    """Write the kernel's files to a folder."""
 
     def __init__(self, folder):
         self.sys, self.proc = folder / "sys", folder / "proc"
@@ -60,7 +60,7 @@ def kernel(tmp_path):
 
 
 def loaded(kernel, count, modeset="Y"):
-    """Simulate a desktop on which the driver's DRM device is open `count` times."""
+    """Simulate a desktop on which `count` programs have the driver's DRM device open."""
     kernel.module("nvidia", 9, "nvidia_modeset", "nvidia_uvm")
     kernel.module("nvidia_uvm", 0)
     kernel.module("nvidia_modeset", 1, "nvidia_drm")
@@ -76,7 +76,7 @@ def test_display_is_detected_with_its_module_and_count(kernel):
     line = foreseen(A100, **kernel.roots())
     assert line.startswith("gpu 0 (GPU-0): the change of MIG mode may need a reboot of the host")
     assert "gpu_layout_reboot: true" in line and "modprobe -r nvidia_drm nvidia_modeset" in line
-    # If the pending mode does not survive a reboot, a reboot is not suggested.
+    # On this GPU, a pending mode does not survive a reboot, so the message does not suggest a reboot.
     assert "reboot: true" not in foreseen(H100, **kernel.roots()) and "nvidia_drm" in foreseen(H100, **kernel.roots())
 
 
@@ -106,7 +106,7 @@ def test_console_is_named_with_a_way_to_unbind(kernel):
 def test_dependent_modules_count_by_their_additional_users(kernel):
     """A module's use count includes the modules that depend on it: nvidia_drm for nvidia_modeset."""
     loaded(kernel, 0, "N")
-    # Programs on other GPUs also have nvidia_uvm open. The scan reports them as holders of those GPUs.
+    # Programs that use other GPUs have nvidia_uvm open too. The scan reports them as holders of those GPUs.
     kernel.write(kernel.sys / "module/nvidia_uvm/refcnt", "12")
     assert holders_in_kernel(A100, **kernel.roots()) == ()
     kernel.module("nvidia_fs", 2)
@@ -133,7 +133,7 @@ def test_gpu_part_of_a_virtual_machine_is_a_holder(kernel, tmp_path, monkeypatch
     (kernel.device / "virtfn0").symlink_to(function)
     (kernel.device / "virtfn1").symlink_to(idle)
     assert virtual_machines(A100, str(kernel.sys)) == [name, "0000:3b:00.4"]
-    # The kernel file is read only if the module is loaded.
+    # The scan must read this kernel file only if the module is loaded.
     monkeypatch.setattr(find, "_VGPU_MODULE", str(kernel.sys))
     monkeypatch.setattr("%s.kernel.virtual_machines" % find.__package__, lambda _gpu: [name])
     (holder,) = find_holders(host(A100), str(Proc(tmp_path / "p").folder), str(tmp_path), no_tools, str(tmp_path))

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test holders from the kubelet's pods and MPS clients.
+"""Test holders that are pods of the kubelet or MPS clients.
 
-The kubelet's checkpoint follows kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint. MPS answers follow
-https://docs.nvidia.com/deploy/mps/.
+The kubelet's checkpoint follows kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint. The answers of MPS
+follow https://docs.nvidia.com/deploy/mps/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
 from tests.unit.module_utils.holders.holder_hosts import Proc, gpu, host, instance, named, never, no_tools, opened
 
-# Daemons run under their real names, so other tests that scan /proc at the same time would list them.
+# These tests start programs under the names of real daemons. Other tests that scan /proc at the same time would list
+# them.
 pytestmark = pytest.mark.alone
 
 
@@ -63,10 +64,10 @@ NOT_KNOWN = "may not be a client of this server and is not ended"
         ("nvidia-cuda-mps-server", 2000, 5, "nvidia0", None),
         # An MPS server that runs as root serves all users.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia0", None),
-        # Root in a client's container can answer in place of the daemon and name a process that uses another GPU.
+        # Root in a client's container can answer in place of the daemon, and name a process that uses another GPU.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia1", "has none of the server's GPUs open and is not ended"),
         ("nvidia-cuda-mps-server", 1000, 5, "nvidia0", NOT_KNOWN),
-        # This process is not a child of the daemon. Any user can start a process with this name.
+        # This process is no child of the daemon. Any user can start a process with the name of the server.
         ("nvidia-cuda-mps-server", 2000, 1, "nvidia0", NOT_KNOWN),
         ("nvidia-cuda-mps-server", 0, 1, "nvidia0", NOT_KNOWN),
         ("nvidia-persistenced", 0, 5, "nvidia0", NOT_KNOWN),
@@ -92,7 +93,7 @@ def test_client_is_ended_only_if_the_kernel_confirms_it(tmp_path, server, uid, p
     named_by_server = [h for h in found if h.kind == "mps"]
     assert named_by_server and {h.pid for h in named_by_server} == ({None} if problem else {7})
     assert not problem or problem in named_by_server[0].who
-    # A process with open files of a GPU is a holder, whatever an MPS server reports.
+    # A process that has a GPU's files open is a holder, whatever an MPS server reports.
     assert (("GPU-1" if opened == "nvidia1" else "GPU-0"), 7) in {(h.gpu_uuid, h.pid) for h in found}
 
 
@@ -113,7 +114,7 @@ POD = "9a15d2b5-c152-46b9-96e0-d57032629e1f"
 
 @pytest.fixture
 def pods(tmp_path):
-    """Return a function: checkpoint entries to the holders of the kubelet."""
+    """Return a function that turns checkpoint entries into the holders of the kubelet."""
     proc, folder = Proc(tmp_path / "proc"), tmp_path / "lib" / "kubelet"
     checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
     checkpoint.parent.mkdir(parents=True)
@@ -137,8 +138,8 @@ def test_pod_holds_its_allocated_devices(pods):
     (holder,) = pods(of, entry({"-1": ["GPU-0"]}), entry({"0": ["0000:00:1f.0"]}, "intel.com/sriov"))
     assert (holder.gpu_uuid, holder.gpu_instance_id, holder.kind) == ("GPU-0", None, "kubelet")
     assert (holder.job, holder.unit_or_container) == (POD, "app")
-    # Until Kubernetes 1.19, the device IDs are a list. Later they are grouped by NUMA node. The ID of a replica of a shared
-    # GPU ends with a number.
+    # Until Kubernetes 1.19, the device IDs are one list. Later releases group them by NUMA node. If a GPU is shared,
+    # the ID of each replica ends with a number.
     (holder,) = pods(of, entry(["MIG-2"], "nvidia.com/mig-2g.20gb"))
     assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
     (holder,) = pods(of, entry({"0": ["GPU-0::3"], "1": ["GPU-0::4"]}, "nvidia.com/gpu.shared"))
@@ -191,7 +192,7 @@ def shared():
 def test_device_ids_of_all_plugins_name_gpus(pods, shared, resource, device, place):
     (holder,) = pods(shared, entry({"0": [device]}, resource))
     assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id, holder.job) == ("kubelet", *place, POD)
-    # A drain evicts the pod that holds the device.
+    # To free the device, a drain evicts the pod that holds it.
     assert Disturbance("gpu 0", (holder,)).pods == (POD,)
 
 
@@ -209,7 +210,7 @@ def test_device_ids_of_all_plugins_name_gpus(pods, shared, resource, device, pla
         ("nvidia.com/gpu", "nvidia1/gi6/vgpu0"),
         ("nvidia.com/gpu", "nvidia7"),
         ("nvidia.com/hostdev", "0000:5e:00.2"),
-        # This is the UUID of another device, and it starts with the UUID of this GPU.
+        # This is the UUID of another device, although it starts with the UUID of this GPU.
         ("nvidia.com/gpu", A + "7"),
     ],
 )
@@ -282,7 +283,7 @@ CLAIM = "067798be-454e-4be4-9047-1aa06aea63f7"
 def claimed(*devices, driver="gpu.nvidia.com"):
     """Return the kubelet's DRA checkpoint.
 
-    The format comes from kubernetes/kubernetes pkg/kubelet/cm/dra/state since 1.32.
+    The format is that of kubernetes/kubernetes, pkg/kubelet/cm/dra/state, since 1.32.
     """
     listed = [
         {"PoolName": "n1", "DeviceName": d, "RequestNames": ["r"], "CDIDeviceIDs": ["k8s.x/d=" + d]} for d in devices
@@ -329,7 +330,10 @@ def test_claim_of_a_pod_holds_its_device(pods, shared, state, place):
 
 @pytest.mark.parametrize("device", [A.lower(), "tenant-serving"])
 def test_lease_of_a_claim_holds_only_its_gpu(pods, shared, device):
-    """Use the CDI devices, with which the plugin for leases names its GPUs."""
+    """Take a claim's GPU from its CDI devices.
+
+    The plugin for leases names its GPUs there.
+    """
     entry = json.loads(json.loads(claimed(device, driver="gpu.openfleet.io"))["Data"])
     (listed,) = entry["ClaimInfoStateList"][0]["DriverState"]["gpu.openfleet.io"]["Devices"]
     listed["CDIDeviceIDs"] = ["openfleet.io/vgpu=lease-1", "nvidia.com/gpu=%s" % A]
@@ -381,7 +385,7 @@ def test_allocations_before_the_boot_hold_nothing_until_the_kubelet_runs(pods):
         return pods(host(gpu(0)), entry({"0": ["GPU-0"]}))
 
     assert len(booted(3600)) == 1
-    # The list of devices is one hour older than the boot.
+    # The kubelet wrote this list of devices one hour before the boot.
     assert booted(-3600) == ()
     pods.proc.process(80, "kubelet")
     assert len(booted(-3600)) == 1

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test holders from Slurm jobs.
+"""Test holders that are jobs of Slurm.
 
 data/holders/slurm-*.txt is scontrol output of Slurm 22.05.8 (Debian 12) on a node with four GPUs. Records of other
 releases follow https://slurm.schedmd.com/scontrol.html.
@@ -24,7 +24,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes im
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import given_on, hostnames, resources
 from tests.unit.module_utils.holders.holder_hosts import Proc, gpu, host, instance, named, never, no_tools, opened
 
-# Daemons run under their real names, so other tests that scan /proc at the same time would list them.
+# These tests start programs under the names of real daemons. Other tests that scan /proc at the same time would list
+# them.
 pytestmark = pytest.mark.alone
 
 
@@ -38,11 +39,11 @@ FOUR = host(*(gpu(i) for i in range(4)))
 
 
 class Slurm:
-    """Answer like scontrol and squeue, from prepared records."""
+    """Answer like scontrol and squeue, with prepared records."""
 
     def __init__(self, node: str = NODE_USED, squeue: str = "1 root\n", name: str = "train\n", **jobs: str) -> None:
         self.node, self.squeue, self.name, self.jobs = node, squeue, name, jobs or {"job1": JOB}
-        #: The tasks of an array, as squeue prints them: id, array, number.
+        #: Lines that squeue prints for the tasks of an array: id, array, number.
         self.tasks = ""
         self.called: list[str] = []
 
@@ -71,9 +72,9 @@ def slurmd(tmp_path):
 
 @pytest.fixture
 def jobs(tmp_path, slurmd):
-    """Return a function that returns the holders from Slurm.
+    """Return a function that finds the holders of Slurm's jobs.
 
-    Containers of this machine, which may use a GPU, are ignored.
+    The function ignores containers of this machine, which may use a GPU.
     """
 
     def look(of, run):
@@ -105,7 +106,7 @@ def test_slurmd_of_debian_is_queried(tmp_path):
 
 @pytest.fixture
 def listed(tmp_path, monkeypatch):
-    """Return a function that writes the list of devices as the role gpu_slurm does."""
+    """Return a function that writes the list of devices like the role gpu_slurm."""
     boot, path = tmp_path / "boot_id", tmp_path / "devices"
     boot.write_text("boot-1\n")
     monkeypatch.setattr(holders_slurm, "_BOOT_ID", str(boot))
@@ -142,10 +143,10 @@ def test_listed_devices_determine_the_instances_of_a_job(jobs, listed):
         (DEVICE_ROWS, {"boot": "boot-0"}),
         (DEVICE_ROWS, {"node": "gpu-b"}),
         (DEVICE_ROWS, {"mode": 0o666}),
-        # These devices' types differ from the node's types, so slurmd does not use the devices.
+        # The types in this list differ from the types of the node, so slurmd does not use the list.
         (DEVICE_ROWS[:-1], {}),
         ((DEVICE_ROWS[1], DEVICE_ROWS[0], *DEVICE_ROWS[2:]), {}),
-        # The list has no UUID for the job's device because it is changing, or it has the UUID of a missing device.
+        # In the list, the job's device has no UUID because it is changing, or the UUID of a missing device.
         (("3g.40gb -", *DEVICE_ROWS[1:]), {}),
         (("3g.40gb MIG-9", *DEVICE_ROWS[1:]), {}),
         ((), {}),
@@ -160,13 +161,14 @@ def test_other_lists_are_no_evidence(jobs, listed, rows, options):
     ("pending", "mode", "held"),
     [
         (True, 0o600, [("GPU-0", 1), ("GPU-0", 2)]),
-        # The devices may have changed since the last change ended, and only root's record is evidence.
+        # The last change has ended, and the devices may have changed since then. Only a record that root wrote is
+        # evidence.
         (False, 0o600, [(f"GPU-{i}", None) for i in range(4)]),
         (True, 0o666, [(f"GPU-{i}", None) for i in range(4)]),
     ],
 )
 def test_record_of_a_change_determines_the_instances_of_a_job(tmp_path, jobs, monkeypatch, pending, mode, held):
-    """Check the first run of the role, before it lists the devices."""
+    """Check the first run of the role, when there is no list of devices yet."""
     monkeypatch.setattr(holders_slurm, "_RECORD_OF", str(tmp_path / "slurm-%s.json"))
     devices = [dict(zip(("type", "uuid"), row.split())) for row in DEVICE_ROWS]
     record = {"schema": 1, "pending": pending, "former": None, "devices": devices}
@@ -197,9 +199,9 @@ def test_with_mig_devices_are_determined_by_processes(tmp_path):
     for step, devices, held in (
         ({}, "", [(f"GPU-{i}", None) for i in range(4)]),
         (job, "MIG-2,MIG-3", [("GPU-0", 2), ("GPU-1", 3)]),
-        # If a step has one of a job's two devices, the other device is unknown.
+        # The step uses one of the job's two devices, so the job's other device is unknown.
         (job, "MIG-2", [(f"GPU-{i}", None) for i in range(4)]),
-        # A process with the job's variable, but outside the job's cgroup, is not part of the job.
+        # This process has the variable of a job, but is outside the job's cgroup. So it does not belong to the job.
         (
             {"cgroup": "0::/user.slice/user-1000.slice/session-1.scope"},
             "MIG-2,MIG-3",
@@ -253,7 +255,7 @@ ALL_GPUS = " Nodes=gpu-a CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
     ],
 )
 def test_job_name_cannot_pose_as_other_fields(jobs, name):
-    """Ignore fields of another job in a job name, which users choose."""
+    """Ignore fields of another job in a job name, because users choose job names."""
     record = JOB.replace("JobName=train", "JobName=" + name).replace("Command=(null)", "Command=/x" + ALL_GPUS)
     found = jobs(FOUR, Slurm(name=name + "\n", job1=record))
     assert [(h.gpu_uuid, h.kind, h.job, h.user) for h in found] == [
@@ -264,7 +266,7 @@ def test_job_name_cannot_pose_as_other_fields(jobs, name):
 
 
 def test_array_job_has_the_name_of_the_array(jobs):
-    """Read the last task of an array. Its id selects the records of all tasks."""
+    """Check the last task of an array, whose id selects the records of all tasks."""
     record = JOB.replace("JobId=1 ", "JobId=1 ArrayJobId=1 ArrayTaskId=3 ")
     other = JOB.replace("JobId=1 ", "JobId=2 ArrayJobId=1 ArrayTaskId=1 ").replace("IDX:0-1", "IDX:2-3")
     slurm = Slurm(name="train\n" * 3, job1=other + record, job1_3=record)
@@ -305,8 +307,8 @@ def test_unresponsive_controller_leaves_all_unknown(jobs):
         assert words in found[0].who
 
 
-# Refuses network sockets like RestrictAddressFamilies= of a unit, then prints whether a query is possible. The filter
-# compares the number of the system call and its first argument (seccomp(2)).
+# This program refuses network sockets like RestrictAddressFamilies= in a unit, and then prints whether a query is
+# possible. The filter compares the number and the first argument of a system call (seccomp(2)).
 REFUSED = """
 import ctypes, struct, sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import slurm
@@ -319,13 +321,16 @@ before = slurm._may_connect()
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0
 print(before, slurm._may_connect())
 """
-# Number of the system call socket(2) by architecture.
+# The number of the system call socket(2) on each architecture.
 SOCKET_CALL = {"x86_64": 41, "aarch64": 198}
 
 
 @pytest.mark.skipif(os.uname().machine not in SOCKET_CALL, reason="the number of socket(2) is unknown")
 def test_slurm_is_not_queried_without_network():
-    """Check units with RestrictAddressFamilies=, in which each query would take 10 s."""
+    """Do not query Slurm in a unit without network.
+
+    Each query would take 10 s. Such units have RestrictAddressFamilies=.
+    """
     command = [sys.executable, "-c", REFUSED, str(SOCKET_CALL[os.uname().machine])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -394,9 +399,9 @@ ROW = " JOB_GRES=gpu:h100:2 " + ALL_GPUS.replace(":4", ":2")
         (JOB.replace("Account=(null)", "Account=x" + ROW), {"slurm": 2}),
         (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x" + ROW), {"slurm": 2}),
         (JOB.replace("WorkDir=/tmp", "WorkDir=/x" + ROW), {"slurm": 2}),
-        # The job has two states, and one of them is forged. So the holders of the node's GPUs are unknown.
+        # The job shows two states, one of which is forged. So the holders of the node's GPUs are unknown.
         (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x JobState=RUNNING" + ROW), {"unknown": 8}),
-        # If a job has no allocation, a text in its paths that looks like one is ignored.
+        # This job has no allocation. Its paths contain a text like an allocation, which is ignored.
         (JOB.replace("Nodes=gpu-a CPU_IDs=0", "").replace("Command=(null)", "Command=" + ROW), {"unknown": 4}),
     ],
     ids=["account", "wckey", "path", "state", "path alone"],
@@ -417,7 +422,7 @@ def test_jobs_of_hidden_partitions_are_queried(jobs):
     "text", ["0-99999999999", "0-999999999", "5-1", "\u00b2", "1-\u00b2", "9" * 5000, "-", "", "1,x"]
 )
 def test_endless_indexes_and_names_are_refused(text):
-    """Large ranges would fill root's memory, or end the scan with a traceback."""
+    """Refuse large ranges, which would fill root's memory or end the scan early."""
     assert resources("gpu:1(IDX:%s)" % text) == [("gpu", 1, None)]
     assert hostnames("a[%s]" % text) <= {"a1"}
 
@@ -427,9 +432,9 @@ def test_very_long_list_of_nodes_is_refused():
 
 
 def test_very_many_jobs_are_queried_in_part(tmp_path):
-    """Check that a query for each job ends in time.
+    """Query only a limited number of jobs, so that the scan ends in time.
 
-    The allocations of jobs above the limit are unknown, so they hold all GPUs.
+    The allocations of the other jobs are unknown, so these jobs hold all GPUs.
     """
     proc = Proc(tmp_path / "proc")
     proc.process(5, "slurmd", words=("-N", "gpu-a"))

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the clients of holders with real processes and sockets.
+"""Count the clients of holders, with real processes and sockets.
 
-The tests include network namespaces. /proc is a folder with links to the real one, and its cgroup files name the units.
+Some processes are in other network namespaces. The tests use a folder as /proc. It has links to the real /proc, and
+cgroup files that name the units.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
 from tests.unit.module_utils.holders.holder_hosts import gpu, host, no_tools
 
-#: Timeout in seconds, long enough for a busy machine.
+#: Timeout in seconds. It is long enough for a busy machine.
 DEADLINE = 60
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root: run as root")
 
-#: A program that executes each line of its standard input and prints one line as the answer.
+#: This program executes each line of its standard input, and prints one line as the answer.
 PROGRAM = """
 import fcntl, socket, struct, sys
 kept, lines = [], {}
@@ -57,7 +58,7 @@ for line in sys.stdin:
 
 
 class Running:
-    """A process that executes the commands that a test sends."""
+    """A process that executes commands of a test."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process, self.pid = process, process.pid
@@ -72,9 +73,9 @@ class Running:
 
 @pytest.fixture
 def run():
-    """Return a function that starts processes, which end with the test.
+    """Return a function that starts processes. They end with the test.
 
-    The function's arguments are a command prefix, for example one that enters a namespace.
+    The arguments are a command prefix, for example a command that enters a namespace.
     """
     with contextlib.ExitStack() as ends:
 
@@ -90,7 +91,7 @@ def run():
 
 
 class Machine:
-    """A host with some real processes. Each process is in a unit, or in no unit."""
+    """A host with some real processes. Each process is in a unit or in none."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.dev = folder / "proc", folder / "dev"
@@ -102,7 +103,7 @@ class Machine:
         self.pids: list[int] = []
 
     def add(self, process: Running, unit: str = "") -> Running:
-        """Add a process in a unit. The first process also has the GPU open."""
+        """Add a process in a unit. The first process of the host also has the GPU open."""
         folder = self.proc / str(process.pid)
         folder.mkdir()
         for name in ("fd", "net", "ns", "status", "stat", "comm", "cmdline"):
@@ -121,12 +122,12 @@ class Machine:
         return [holder for holder in found if holder.pid == self.pids[0]]
 
     def service(self, **options):
-        """Return whether the holder listens, and the number of its clients."""
+        """Return whether the holder listens, and how many clients it has."""
         (holder,) = self.holders(**options)
         return holder.listens, holder.clients
 
     def wait_for(self, *expected) -> None:
-        """Wait until the holder listens or not, and has this number of clients.
+        """Wait until the holder listens or does not, and has this number of clients.
 
         The kernel opens and closes connections asynchronously.
         """
@@ -147,7 +148,7 @@ def test_listening_process_has_its_connected_clients(machine, run):
     port = server("listen", "127.0.0.1", 0)
     assert machine.service() == (True, 0)
     with socket.create_connection(("127.0.0.1", int(port))):
-        # The client counts before and after the server accepts the connection.
+        # The client counts already before the server accepts the connection.
         machine.wait_for(True, 1)
         server("accept", port)
         machine.wait_for(True, 1)
@@ -176,7 +177,7 @@ def test_unit_serves_through_any_of_its_processes_but_not_itself(machine, run):
     assert machine.service() == (True, 0)
     worker("connect", "127.0.0.1", port)
     front("accept", port)
-    # The worker is in the same unit as the server, so its connection does not count as a client.
+    # The worker is in the unit of the server, so its connection does not count as a client.
     machine.wait_for(True, 0)
     stranger("connect", "127.0.0.1", port)
     machine.wait_for(True, 1)
@@ -221,7 +222,7 @@ def test_each_network_namespace_has_its_own_table(machine, run):
     server("loopback")
     port = server("listen", "127.0.0.1", 0)
     neighbour = machine.add(run("nsenter", "--net=/proc/%d/ns/net" % server.pid), "web.service")
-    # Another listener has the same port in the host's network namespace. Its client does not count for the server.
+    # In the host's network namespace, another process listens on the same port. Its client is no client of this server.
     with socket.socket() as elsewhere:
         with contextlib.suppress(OSError):
             elsewhere.bind(("127.0.0.1", int(port)))

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Commands to an MPS control daemon, and its replies.
+"""Send commands to an MPS control daemon, and read its replies.
 
-The replies were recorded from Debian's 535.261.03 and 550.163.01. molecule/sharing queries the real daemon.
+The replies were recorded with the daemons of Debian's drivers 535.261.03 and 550.163.01. molecule/sharing queries a
+real daemon.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ def test_commands(method, arguments, command):
     [
         ("servers", (), "", ()),
         ("servers", (), "580\n601\n", (580, 601)),
-        # A reply without clients, because 5 is part of the error message.
+        # This reply lists no clients. The number 5 belongs to the error message.
         ("clients", (5,), "Server 5 not found\n", ()),
         ("clients", (580,), "712\n", (712,)),
         ("percentage", (), "33.5\n", 33.5),
         ("percentage", (), "100.0\n", 100.0),
-        # This is the reply while the server starts.
+        # The daemon gives this reply while the server starts.
         ("percentage", (580,), "", None),
         ("set_percentage", (40, 5), "Server 5 not found\n", None),
         ("limit", (0,), "", None),
@@ -106,7 +107,7 @@ def test_missing_daemon():
 
 
 def answering_each(*answers):
-    """Return a control that gives these replies, and the list of its commands."""
+    """Return a control with these replies, and the list of the commands that it gets."""
     left, asked = list(answers), []
 
     def run(command, input="", **_options):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Threads of real processes: shared descriptors, equal files, ended processes."""
+"""Test threads of real processes: shared descriptors, equal files, and ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.tasks import
     other_tasks,
 )
 
-#: A program that ends its main thread. Its other thread ends after a line on standard input.
+#: This program ends its main thread. Its other thread ends when a line arrives on standard input.
 MAIN_ENDS = """
 import ctypes, os, sys, threading
 def wait():
@@ -66,7 +66,7 @@ def test_a_process_ends_with_its_last_thread(main_ended):
     assert started is not None and start_ticks(stat(pid)) == started
     main_ended.stdin.write(b"\n")
     main_ended.stdin.flush()
-    # The ended process is not reaped, so its state stays Z.
+    # The test does not reap the ended process, so its state stays Z.
     wait_for(lambda: start_ticks(stat(pid)) is None)
     assert started_ticks_of(pid) is None
 
@@ -96,7 +96,7 @@ def test_descriptors_of_one_open_file_count_once(tmp_path):
         again = os.dup(one.fileno())
         child = os.fork()
         if child == 0:
-            # The child process has the same descriptors as its parent.
+            # The child process has the descriptors of its parent.
             time.sleep(LIMIT_SECONDS)
             os._exit(0)
         try:
@@ -114,13 +114,14 @@ def test_descriptors_of_one_open_file_count_once(tmp_path):
     ("text", "names"),
     [
         ("SqThread:\t-1\nUserFiles:\t0\nUserBufs:\t0\n", []),
-        # Linux 5.10 to 6.9 prints the last path component. Linux 6.10 and later prints the path and omits empty slots.
+        # Linux 5.10 to 6.9 prints only the last component of the path. Linux 6.10 and later print the whole path, and
+        # omit empty slots.
         (
             "UserFiles:\t3\n    0: nvidia0\n    1: <none>\n    2: a: b\nUserBufs:\t1\n    0: 0x7f/4\n",
             ["nvidia0", "a: b"],
         ),
         ("UserFiles:\t2\n    1: /dev/nvidia0\nUserBufs:\t0\nPollList:\n  op=6, task_works=0\n", ["/dev/nvidia0"]),
-        # The io_uring's lock is held, so the kernel does not list its files.
+        # The lock of the io_uring is held, so the kernel does not list its files.
         ("UserFiles:\t2\nUserBufs:\t1\n", None),
         ("SqMask:\t0x3\n", None),
         ("", None),

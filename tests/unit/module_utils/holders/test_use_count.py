@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's use count compared with the open files that a scan finds."""
+"""Compare the driver's use count with the open files that a scan finds."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ def text(count, users="-", others=OTHERS):
 @pytest.mark.parametrize(
     ("before", "after", "found", "verdict"),
     [
-        # No file is open, and each dependent module adds one use.
+        # No file is open. Each dependent module adds one to the use count.
         (text(0), text(0), NOTHING, Verdict(0, True)),
         (text(2, "nvidia_uvm,nvidia_modeset,"), text(2, "nvidia_uvm,nvidia_modeset,"), NOTHING, Verdict(0, True)),
         (text(3, "nvidia_uvm,nvidia_modeset,"), text(3, "nvidia_uvm,nvidia_modeset,"), NOTHING, Verdict(1, False)),
-        # The count is fully explained by the open files, or it lies between the number of open files and that with
-        # mappings.
+        # The open files explain the count fully. Or the count lies between the number of open files and the number that
+        # includes mappings.
         (text(11, "nvidia_uvm,"), text(11, "nvidia_uvm,"), Found(10, 10, True, True), Verdict(0, True)),
         (text(12, "nvidia_uvm,"), text(12, "nvidia_uvm,"), Found(10, 40, True, True), Verdict(0, False)),
         (text(42, "nvidia_uvm,"), text(42, "nvidia_uvm,"), Found(10, 40, True, True), Verdict(1, False)),
-        # The count changed, because files were opened or closed during the scan.
+        # The count changed because files were opened or closed during the scan.
         (text(5), text(0), NOTHING, Verdict(0, False)),
         (text(0), text(5), NOTHING, Verdict(0, False)),
         (text(7), text(5), NOTHING, Verdict(5, False)),
-        # The number of shared open files is unknown. Only a count above the maximum is evidence of hidden users.
+        # The number of shared open files is unknown. Only a count above the maximum proves hidden users.
         (text(4), text(4), Found(None, 4, True, True), Verdict(0, False)),
         (text(5), text(5), Found(None, 4, True, True), Verdict(1, False)),
-        # Some processes were not scanned.
+        # The scan did not read all processes.
         (text(5), text(5), Found(0, 0, False, False), Verdict(0, False)),
-        # The driver is not loaded, the kernel has no use counts (CONFIG_MODULE_UNLOAD), or /proc/modules is empty.
+        # The driver is not loaded, the kernel keeps no use counts (CONFIG_MODULE_UNLOAD), or /proc/modules is empty.
         (OTHERS, OTHERS, NOTHING, Verdict(0, False)),
         (text("-"), text("-"), NOTHING, Verdict(0, False)),
         ("", "", NOTHING, Verdict(0, False)),
-        # The simulator's output.
+        # The simulator prints this line.
         ("nvidia 0 0 - Live 0x0000000000000000 (POE)\n",) * 2 + (Found(1, 1, True, True), Verdict(0, False)),
     ],
 )  # fmt: skip

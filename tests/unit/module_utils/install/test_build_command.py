@@ -9,12 +9,12 @@ from pathlib import PurePosixPath
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.build_command import read_sources
 
-# Only the modules for leases import these files, and the command has no leases.
+# Only modules for leases import these files, and the command does not need leases.
 UNUSED = ("lease_card.py",)
 
 
 def imported(path, text):
-    """Yield the module below module_utils of each import at the start of a file."""
+    """Yield each module below module_utils that the top of a file imports."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and node.level:
             folder = PurePosixPath("/", path).parents[node.level - 1]

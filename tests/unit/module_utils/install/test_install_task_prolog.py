@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the installation of the TaskProlog, and what it requires in slurm.conf."""
+"""Test the installation of the TaskProlog, and its requirements for slurm.conf."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REQUEST = {
 
 
 class Host(Installation):
-    """A host with replacements for systemctl, scontrol and gpu-layout."""
+    """A host on which systemctl, scontrol and gpu-layout are replaced."""
 
     is_host = True
 
@@ -77,7 +77,7 @@ def test_installs_the_program_the_unit_and_the_devices(root):
     slot = {"type": "h100", "gpu": "GPU-1", "files": ["/dev/nvidia1"], "uuid": "GPU-1"}
     assert json.loads((root / SETTINGS).read_text())["slots"][1] == slot
     verbs = [command[1] for command in host.commands if command[0] == "systemctl"]
-    # systemd only starts the service with slurmd if this link exists.
+    # systemd starts the service with slurmd only if this link exists.
     assert verbs.index("enable") < verbs.index("daemon-reload") < verbs.index("restart")
     assert not (root / UNFINISHED).exists()
     again = Host(root)
@@ -85,7 +85,7 @@ def test_installs_the_program_the_unit_and_the_devices(root):
 
 
 def test_recorded_uuids_of_the_same_devices_are_kept(root):
-    """Check that devices keep their number by their UUIDs."""
+    """Check that devices with the same UUIDs keep their numbers."""
     install(root)
     before = (root / SETTINGS).read_text()
     assert '"uuid": "MIG-a"' in before
@@ -102,7 +102,7 @@ def test_lines_that_slurm_does_not_use_yet(root):
 def test_other_devices_than_planned_are_refused(root, uuids):
     with pytest.raises(InstallError, match=r"the device 0 is (MIG-b|missing) now, and the plan has MIG-a.* Run again"):
         install(root, Host(root, uuids=uuids))
-    # The next run repeats the failed installation.
+    # The mark makes the next run repeat the failed installation.
     assert (root / UNFINISHED).exists()
 
 
@@ -156,7 +156,7 @@ def test_check_mode_changes_nothing(root):
 
 
 def test_lines_of_included_files_are_read(root):
-    """Read the same lines as slurmd."""
+    """Read included files, as slurmd does."""
     (root / "etc/slurm").mkdir(parents=True)
     (root / "etc/slurm/gres.conf").write_text("# GPUs\nInclude more.conf\n")
     (root / "etc/slurm/more.conf").write_text("NodeName=gpu-b Name=gpu File=/dev/nvidia0\n" + "\n".join(LINES) + "\n")

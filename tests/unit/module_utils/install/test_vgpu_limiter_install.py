@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Versions of the limiter's library that are in use, read from process mappings."""
+"""Find the versions of the limiter's library that processes have mapped."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_mapped_library_is_in_use(proc):
 
 
 def test_unresponsive_process_may_use_all_versions(proc, monkeypatch):
-    """Do not wait for a process that hangs.
+    """Assume that a process that hangs may use any version.
 
-    Reading a process's maps waits while it executes a program, which may be on a hanging file system.
+    The maps of a process cannot be read while it executes a program. This program may be on a file system that hangs.
     """
     monkeypatch.setattr(file_worker, "_SECONDS", 0.01)
     os.mkfifo(proc / "8/maps")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Owners of keep requests, the holders that a request protects, and limits.
+"""Test the owners, protected holders and limits of keep requests.
 
 The tests use real processes in simulated cgroups.
 """
@@ -47,7 +47,7 @@ def host(tmp_path, monkeypatch):
 
 
 class Host:
-    """Processes that hold a GPU."""
+    """A host with processes that hold a GPU."""
 
     def __init__(self, folder: Path, monkeypatch) -> None:
         self.processes = Processes(folder / "proc", monkeypatch, peer)
@@ -110,7 +110,7 @@ def test_unit_of_root_belongs_to_root_and_its_processes_to_their_users(host):
 
 
 def test_user_cgroup_with_the_name_of_a_unit_is_not_the_unit(host):
-    """Refuse a unit whose main process has already moved to another cgroup."""
+    """Refuse a unit whose main process has moved to another cgroup."""
     mine = host.holder("/user.slice/user-61001.slice/user@61001.service/notebook.service", ALICE, "user@61001.service")
     with pytest.raises(KeepError, match="no service or container of this name"):
         keep_owner.find("notebook.service", [mine])
@@ -170,7 +170,7 @@ def test_keep_is_bound_to_its_process(host):
     assert kept("container", "lab", [inside], [of_container]) == of_container
     assert kept("unit", "notebook.service", [unit], [of_container]) is None
     assert kept("unit", "other.service", [unit], [of_unit]) is None
-    # The container was recreated, and a process in the new container has the pid.
+    # The container was recreated. The pid now belongs to a process in the new container.
     host.processes.add(inside.pid, DOCKER.replace(ID, OTHER_ID))
     assert kept("container", "lab", [inside], [of_container]) is None
     later = Holder("GPU-0", None, "process", "x", pid=unit.pid, started_ticks=unit.started_ticks + 1)
@@ -221,7 +221,7 @@ def test_administrators_are_set_on_the_host():
     [(UNIT, ""), (DOCKER, "requests from a container are refused"), (ROOTLESS, "requests from a container")],
 )
 def test_requests_from_containers_are_refused(host, cgroup, problem):
-    """Root in a container has the same user ID as the host's root."""
+    """Refuse requests of containers, in which root has the user ID of the host's root."""
     host.processes.add(os.getpid(), cgroup)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -238,7 +238,10 @@ def test_requests_from_containers_are_refused(host, cgroup, problem):
     ids=["has-ended", "no-process", "no-descriptors", "before-linux-6.5"],
 )
 def test_process_without_pidfd_has_ended(number, taken):
-    """Linux 6.5 to 6.15 return no pidfd for an ended process, whose pid may be reused."""
+    """Treat a process as ended if it has no pidfd.
+
+    Linux 6.5 to 6.15 returns none for an ended process, whose pid may be reused.
+    """
 
     class OlderKernel:
         def getsockopt(self, level, option, size):

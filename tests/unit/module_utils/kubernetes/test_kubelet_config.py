@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the kubelet's policies from files like on a host."""
+"""Read the kubelet's policies from files like those on a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.kubelet_config import read_kubelet
 
-# A file that kubeadm writes, shortened.
+# A file as kubeadm writes it, shortened.
 YAML = """apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cpuManagerPolicy: static   # whole CPUs
@@ -35,7 +35,7 @@ PLAIN = {
 
 @pytest.fixture
 def host(tmp_path):
-    """Return a function that adds a process, and optionally the kubelet's file."""
+    """Return a function that adds a process, and the kubelet's file if given."""
 
     def add(*words, pid=100, comm="kubelet", uid=0, text=None):
         folder = tmp_path / "proc" / str(pid)
@@ -69,7 +69,7 @@ def test_files_of_the_drop_in_folder_take_precedence_in_their_order(host):
     root = host("kubelet", "--config=" + FILE, "--config-dir=" + FOLDER, text=YAML)
     files = {
         "10-first.conf": "topologyManagerPolicy: restricted\ncpuManagerPolicy: none\n",
-        # The kubelet reads a folder in place of its name, and its files before 30-last.conf.
+        # The kubelet reads a folder instead of the file with its name, and reads the folder before 30-last.conf.
         "20-folder/a.conf": json.dumps({"topologyManagerPolicy": "best-effort", "topologyManagerScope": "pod"}),
         "30-last.conf": "cpuManagerPolicy: null\n",
         "40-other.yaml": "topologyManagerPolicy: none\n",

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Requests to an unresponsive API server end within their timeout, for every verb."""
+"""Check that requests to an unresponsive API server time out, for every verb."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.modules.kubernetes_eviction impor
 
 pytest.importorskip("kubernetes")
 POD = Pod("ml", "train", "uid-1")
-#: A request without a timeout fails the test after this time.
+#: A request that does not time out fails the test after this time.
 PATIENCE_SECONDS = 60
 
 
@@ -42,7 +42,7 @@ def of_a_silent_server(tmp_path, monkeypatch):
 
 
 def ended(question) -> BaseException:
-    """Return the error of a request, which runs in a thread because it may hang."""
+    """Make a request in a thread, because it may hang. Return its error."""
     errors = []
 
     def ask():

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Only selected pods whose eviction the options allow are evicted from a node."""
+"""Evict only selected pods from a node, and only if the options allow it."""
 
 from __future__ import annotations
 

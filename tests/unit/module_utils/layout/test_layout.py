@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parser of gpu_layout returns valid layouts, and reports errors."""
+"""Test that the parser of gpu_layout returns valid layouts and reports errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_valid_layout_survives_its_canonical_form(case):
     layout = parse_layout(case["layout"])
     assert len(layout.entries) == len(case["layout"])
     assert parse_layout(layout_to_data(layout)) == layout
-    # The layout is also written as YAML and read again, because YAML could change the meaning of a value.
+    # The layout is also written as YAML and read again, because YAML can change the meaning of a value.
     assert parsed(yaml.safe_dump(layout_to_data(layout))) == layout
 
 
@@ -177,9 +177,9 @@ def test_values_are_frozen_and_usable_as_keys():
 
 
 def test_subclasses_of_plain_types_become_plain():
-    """Drop the origin that Ansible's strings carry.
+    """Drop the record of its origin that a string of Ansible has.
 
-    The origin must not be part of a hash or a pickle.
+    The origin must not get into a hash or a pickle.
     """
 
     class Tagged(str):
@@ -244,12 +244,12 @@ def test_profile_names(text, name):
     [
         ("3g.45gb", "3g.40gb"),
         ("1g.5gb", "1g.10gb"),
-        # The error suggests the profile of the nearest size.
+        # The error suggests the profile whose size is nearest.
         ("1g.18gb", "1g.20gb"),
         ("1g.12gb+me", "1g.10gb+me"),
         ("2g.40gb", "2g.20gb"),
         ("1c.3g.45gb", "3g.40gb"),
-        # No profile of this model has five slices.
+        # This model has no profile with five slices.
         ("5g.40gb", ""),
         ("half", ""),
     ],

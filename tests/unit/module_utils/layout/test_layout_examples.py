@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts in documents and inventories are valid for parser, schema and models."""
+"""Check layouts in documents and inventories with the parser, schema and models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMAND = (REPOSITORY / "docs" / "gpu-layout-command.md").read_text(encoding="ut
 
 
 def blocks(text, language):
-    """Return the code blocks of a language, including those in a numbered step."""
+    """Return the code blocks of a language, also those in numbered steps."""
     found = re.findall(r"^( *)```%s\n(.*?)^\1```$" % language, text, flags=re.MULTILINE | re.DOTALL)
     return [dedent(block) for _indent, block in found]
 
@@ -78,7 +78,7 @@ def test_example_fits_on_its_gpus():
 
 
 def variables():
-    """Yield every inventory variable of roles (argument_specs) and site.yml."""
+    """Yield each inventory variable of the roles (argument_specs) and of site.yml."""
     for path in sorted(REPOSITORY.glob("roles/*/meta/argument_specs.yml")):
         for entry_point in yaml_files.read(path)["argument_specs"].values():
             yield from entry_point.get("options", {})
@@ -98,7 +98,7 @@ def test_readme_shows_an_inventory_and_its_plan():
     assert answer["problems"] == []
     (shown,) = blocks(README, "text")
     assert shown.splitlines()
-    # Only the driver knows on which GPU a daemon will run.
+    # The driver decides on which GPU a daemon runs, so the GPU is removed from the lines.
     assert {re.sub(r" on gpu \d+$| \(GPU-[0-9a-f]{8}\)", "", line) for line in shown.splitlines()} == set(
         answer["plan"]
     )

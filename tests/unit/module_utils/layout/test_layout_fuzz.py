@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parser returns a layout or a short error for any input, quickly."""
+"""Check that the parser quickly returns a layout or a short error for any input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOOD = [
     if case["layout"]
 ]
 RUNS = 100_000 if THOROUGH else 2_000
-#: Error messages must be short enough to read.
+#: A longer error message would be too long to read.
 MOST_CHARACTERS = 500
 ODD = [
     *(None, True, False, 0, -1, 1, 8, 63, 64, 256, 10**9, 10**400, -(10**400), 10**5000, 1.5, 1e300),
@@ -34,7 +34,7 @@ ODD = [
 
 
 def places(node, found):
-    """Return the position of every value in the layout as (container, key)."""
+    """Return (container, key) of every value in the layout."""
     if isinstance(node, (dict, list)) and node:
         keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         found += [(node, key) for key in keys]
@@ -58,7 +58,7 @@ def odd_layout(draw):
                 draw.choice(ODD)
             )
         elif what == 2:
-            # Put a value from another position here, like an editing mistake.
+            # Replace the value by one from another position, as a mistake in an editor may do.
             other, place = draw.choice(there)
             node[key] = copy.deepcopy(other[place])
         else:
@@ -78,7 +78,7 @@ def test_any_odd_layout_is_parsed_or_refused(part):
             for problem in error.problems:
                 assert len(problem.problem + problem.cure) < MOST_CHARACTERS, (part, number, str(problem)[:200])
         else:
-            # If a layout is accepted, it stays the same when it is written and parsed again.
+            # A layout that is accepted must stay the same when it is written and parsed again.
             assert parse_layout(layout_to_data(parsed)) == parsed, (part, number)
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""YAML written for gpu_layout is read back as the same layout."""
+"""Check that YAML written for gpu_layout is read back as the same layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_layout_round_trips_as_yaml(data):
     st.text() | st.sampled_from(["on", "Yes", "n", "null", "~", "1e3", "0x1F", "03:00.0", "1_000", "7g.80gb", "18GiB"])
 )
 def test_any_text_round_trips_as_yaml(text):
-    # Test each value in block and flow style, because a layout uses both.
+    # A layout uses block style and flow style, so each value is tested in both.
     assert yaml.safe_load("a: [%s]" % flow(text)) == {"a": [text]}
     assert yaml.safe_load("a: %s" % flow(text)) == {"a": text}
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The JSON schema of gpu_layout agrees with the parser.
+"""Check that the JSON schema of gpu_layout agrees with the parser.
 
-For invalid examples, both report the same location. For random layouts, both accept or both refuse.
+For an invalid example, both must report the same location. A random layout must be accepted by both or refused by both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def schema_errors(data):
-    """Return the location of every schema error and of its inner errors.
+    """Return the locations of all schema errors and of their inner errors.
 
     A location is a tuple such as ('gpu_layout', 0, 'mig').
     """
@@ -59,7 +59,7 @@ def schema_errors(data):
 
 
 def path_of(where):
-    """Convert gpu_layout[0].mig to ('gpu_layout', 0, 'mig')."""
+    """Convert a location such as gpu_layout[0].mig to ('gpu_layout', 0, 'mig')."""
     steps = re.findall(r"\[(\d+)\]|(\w+)", where)
     return tuple(int(number) if number else word for number, word in steps)
 
@@ -123,7 +123,7 @@ sizes_bytes = st.integers(1, 4096).map(lambda mib: mib * 2**20)
 
 @st.composite
 def selectors(draw):
-    """Generate selectors that do not visibly select the same GPU."""
+    """Generate selectors of which no two obviously select the same GPU."""
     if draw(st.integers(0, 9)) == 0:
         return (types.Selector("all"),)
     one = st.one_of(
@@ -171,7 +171,8 @@ def mig_instances(draw):
 def vgpus(draw, chosen):
     """Generate tenants that fit on the selected GPUs.
 
-    Tenants that are pinned to a GPU share its percentage. The others use only the percentage that is free on every GPU.
+    Tenants that are pinned to a GPU share the percentage of this GPU. Other tenants use only the percentage that is
+    free on every GPU.
     """
     countable = all(selector.names_one_gpu for selector in chosen)
     tenants = []
@@ -193,7 +194,7 @@ def vgpus(draw, chosen):
 
 @st.composite
 def leases(draw, sharing):
-    """Generate leases for an entry with the given sharing."""
+    """Generate leases for an entry with this kind of sharing."""
     profiles = [each.profile for each in draw(st.lists(mig_instances(), min_size=1, max_size=3))]
     vgpu = sharing == "vgpu"
     scheduler = draw(st.sampled_from((None, layout_leases.KUBERNETES, layout_leases.SLURM))) if vgpu else None
@@ -218,13 +219,16 @@ def leases(draw, sharing):
 
 @st.composite
 def online(draw, allocator):
-    """Generate the names of online leases. None means all leases."""
+    """Generate the names of online leases. None means that all leases are online."""
     some = st.lists(st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,9}[a-z0-9])?", fullmatch=True), max_size=3, unique=True)
     return draw(st.none() | (st.just(()) if allocator == layout_leases.HOST else some.map(tuple)))
 
 
 def renamed(layout, numbers):
-    """Give every daemon and tenant a unique name, because generated names may collide."""
+    """Give every daemon and tenant a unique name.
+
+    Generated names may be equal.
+    """
 
     def fresh(value):
         if value is None or not hasattr(value, "__dataclass_fields__"):
@@ -271,7 +275,7 @@ def layouts(draw):
     return renamed(types.Layout(tuple(entries)), iter(range(1000)))
 
 
-# A slow example or slow generation on a busy machine is not an error of the parser.
+# A busy machine can make an example or its generation slow. This is not an error of the parser.
 
 
 @draws(50)
@@ -307,7 +311,7 @@ anything = st.recursive(
 
 @st.composite
 def spoilt(draw):
-    """Generate a valid layout with one or two values replaced, removed or duplicated."""
+    """Generate a valid layout, and replace, remove or duplicate one or two values."""
     data = layout_to_data(draw(layouts()))
     for _ in range(draw(st.integers(1, 2))):
         path = draw(st.sampled_from(list(places(data))))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The GPUs that an entry selects when the layout is applied."""
+"""Find the GPUs that an entry selects when the layout is applied."""
 
 from __future__ import annotations
 
