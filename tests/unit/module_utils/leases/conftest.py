@@ -9,5 +9,5 @@ from tests.unit.module_utils.leases.lease_world import World
 
 @pytest.fixture
 def world(tmp_path):
-    """Return a simulated host with the real lease service."""
+    """Return a simulated host on which the real lease service runs."""
     return World(tmp_path)

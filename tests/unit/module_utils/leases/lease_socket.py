@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve requests of the lease service's clients on a socket."""
+"""Serve the requests of lease clients on a socket."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import threading
 
 
 class LeaseSocket:
-    """A lease service behind a socket. It answers one connection after the other.
+    """A lease service on a socket, which serves one connection after the other.
 
-    `answer` is called with the values of each request, and returns the answer. None ends the connection without an answer.
+    `answer` is called with the values of each request, and returns the answer. None ends the connection without an
+    answer.
     """
 
     def __init__(self, path, answer) -> None:
@@ -29,16 +30,16 @@ class LeaseSocket:
             try:
                 made, _address = self._listener.accept()
             except OSError:
-                # The socket was closed.
+                # The socket was closed, so the thread ends.
                 return
-            # A client may end before it has its answer.
+            # A client may end before it has received its answer.
             with made, contextlib.suppress(BrokenPipeError, ConnectionResetError), made.makefile("rwb") as file:
                 answer = self._answer(**json.loads(file.readline()))
                 if answer is not None:
                     file.write(json.dumps(answer).encode() + b"\n")
 
     def close(self):
-        # Closing the socket does not wake the thread, so shut it down first.
+        # Closing the socket would not wake the thread, so shut down the socket first.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Simulate a host with quotas and units in memory.
+"""Simulate a host in memory, with its quotas and units.
 
-It tests the decisions of the lease service.
+Tests of the lease service's decisions use this host.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.leas
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuTenant
 
 GIB = 1 << 30
-#: The process of the kubelet's plugin. No other process has this PID.
+#: The PID of the kubelet's plugin. No other process of the host has it.
 PLUGIN_PID = 0
-#: Accounts of every machine. Each is in its own group.
+#: Every machine has these accounts, each with its own group.
 DAEMON, BIN, SYS = 1, 2, 3
 NAMES = {DAEMON: "daemon", BIN: "bin", SYS: "sys", 0: "root"}
 GROUPS = tuple(name for name in ("daemon", "bin") if grp.getgrnam(name))
@@ -37,9 +37,9 @@ class World:
         self.now = 1.0e9
         self.directory = str(folder)
         self.leases = Leases("host", GROUPS, **leases)
-        #: Another entry, whose leases pods have.
+        #: An entry of the layout whose leases are for pods.
         self.pod_leases = Leases("kubernetes", (), 30 * GIB, 50)
-        #: Another entry, whose leases jobs of Slurm have.
+        #: An entry of the layout whose leases are for Slurm's jobs.
         self.job_leases = Leases("slurm", (), None, 50, unit_memory_bytes=4 * GIB, unit_percent=10)
         self.boot = "boot-1"
         self.fixed: tuple[VgpuTenant, ...] = ()
@@ -47,7 +47,7 @@ class World:
         self.parts: dict[int, tuple] = {}
         self.units: dict[int, Caller] = {}
         self.events: list[str] = []
-        #: Leases whose processes left their unit, and units that ignore SIGTERM.
+        #: Leases whose processes have left their unit, and units that ignore SIGTERM.
         self.escaped: set[int] = set()
         self.stubborn: set[int] = set()
         self.changing = False
@@ -56,7 +56,7 @@ class World:
         self.service = self.restarted()
 
     def restarted(self) -> LeaseService:
-        """Start the service again. All connections are lost."""
+        """Start the service again, without its earlier connections."""
         self.waiting = {}
         record = BookingRecord(self.directory)
         self.service = LeaseService(self, record, self, lambda: self.now, self._end_holders, self)
@@ -142,7 +142,7 @@ class World:
     # -- Clients
 
     def ask(self, uid, **request):
-        """Send a request, and return its answer. A waiting client stays connected."""
+        """Send a request and return its answer. A client that must wait stays connected."""
         result = self.service.work(self.waiting, json.dumps(request).encode(), Caller(os.getpid(), uid))
         self._settle(result)
         if "waiting" in result["answer"]:
@@ -162,17 +162,17 @@ class World:
         return self.ask_as_plugin(op="prepare", claim=claim, name=name, uuids=list(uuids), **request)
 
     def begin(self, job, units, user="alice", partition="batch"):
-        """Take a lease as the Prolog of a job."""
+        """Take a lease, as the Prolog of a job does."""
         return self.ask(0, op="job_begin", job=job, user=user, units=units, partition=partition)
 
     def end(self, job):
-        """Give a lease back as the Epilog of a job."""
+        """Give a lease back, as the Epilog of a job does."""
         return self.ask(0, op="job_end", job=job)
 
     def tick(self, recover=False):
-        """Do the due work, as the server does every second.
+        """Do the work that is due, as the server does every second.
 
-        Returns the answers for waiting clients.
+        Returns the answers to waiting clients.
         """
         if not recover and not self.service.due(list(self.waiting)):
             return {}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The file with the leases and waiting requests of a host."""
+"""Test the file that records a host's leases and waiting requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_bookings_are_read_back(tmp_path):
     assert record.read() == Recorded((), 1)
     record.write(Recorded(BOOKINGS, 8))
     assert record.read() == Recorded(BOOKINGS, 8)
-    # The number of an ended lease is never used again.
+    # A later lease must not get the number of an ended lease.
     record.write(Recorded((), 8))
     assert record.read().next_number == 8
 

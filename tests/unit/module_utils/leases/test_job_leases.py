@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the leases of Slurm jobs, which Prolog and Epilog take and give back."""
+"""Test leases of Slurm jobs, which the Prolog takes and the Epilog gives back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.module_utils.leases.lease_world import BIN, SYS, problem
 
 
 def used(world):
-    """Return the SM percent of the leases on each GPU."""
+    """Return the SM percentage of each GPU that leases use."""
     found = {}
     for shape, (place,) in world.parts.values():
         found[place.gpu_uuid] = found.get(place.gpu_uuid, 0) + shape.sm_percent
@@ -32,7 +32,7 @@ def used(world):
 def test_job_has_its_lease_until_its_epilog(world):
     first = world.begin("7", 3)
     assert first == {"number": 1, "environment": {"OPENFLEET_QUOTA": "12GiB and 30 %"}}
-    # Slurm can run the Prolog again, and the service can restart.
+    # Slurm may run the Prolog again, and the service may restart.
     world.restarted()
     world.tick(recover=True)
     assert world.begin("7", 3) == first and len(world.parts) == 1
@@ -73,7 +73,7 @@ def test_request_that_never_fits_differs_from_one_that_fits_later(world):
 
 
 def test_admitted_jobs_always_fit_over_random_hours(world):
-    """Start and end random jobs with at most the units that Slurm gets."""
+    """Start and end random jobs that together have at most the units that Slurm gets."""
     draw = random.Random(45)
     limit = count([10, 10], 5)
     running = {}
@@ -102,7 +102,7 @@ def test_process_that_outlives_its_job_is_ended(world, monkeypatch):
     world.begin("7", 3)
     world.escaped.add(1)
     with monkeypatch.context() as patched:
-        # The process cannot be ended.
+        # From here on, the service cannot end the process.
         patched.setattr(world.service, "_end_holders", None)
         assert world.end("7") == {"ended": 1, "state": "ending"}
         again = world.begin("7", 3)

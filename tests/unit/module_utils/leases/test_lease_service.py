@@ -48,7 +48,7 @@ def test_expired_lease_is_stopped_and_its_escaped_processes_are_ended(world):
 
 
 def test_lease_without_a_unit_lasts_while_a_process_uses_it(world):
-    """Count a container in the background, which is not in the unit."""
+    """Count a container in the background as use, although it is not in the unit."""
     world.take_lease(DAEMON, seconds=600)
     world.escaped.add(1)
     del world.units[1]
@@ -125,7 +125,7 @@ def test_restart_keeps_leases_and_places_in_the_queue(world):
     world.restarted()
     world.tick(recover=True)
     assert world.rows() == [(1, "daemon", "active"), (2, "bin", "waiting"), (3, "daemon", "waiting")]
-    # Only the same account can take a place again.
+    # Only the account that had a place in the queue can take it again.
     assert world.take_lease(DAEMON, 40, 100, wait=True, number=2)["waiting"]["number"] == 4
     assert world.take_lease(BIN, 40, 100, wait=True, number=2)["waiting"]["number"] == 2
     world.now += RETURN_SECONDS + 1

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that every job that Slurm starts finds its quota on a GPU."""
+"""Test that every job that Slurm starts finds room for its quota on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.leases.units import 
 GIB = 1 << 30
 MODELS = Path(__file__).parents[4] / "plugins" / "module_utils" / "models"
 LEASES = Leases("slurm", (), 40 * GIB, 50, unit_memory_bytes=8 * GIB, unit_percent=10)
-#: Units of each GPU, and the largest job.
+#: The units of each GPU, and the units of the largest job.
 CASES = [
     (rooms, most)
     for gpus in (1, 2, 3)
@@ -29,8 +29,8 @@ CASES = [
 def refused_after(rooms, most, limit):
     """Return whether a job with up to `most` units is ever refused.
 
-    All jobs start and end in any order, each on any GPU with room, and the scheduler gives out at most `limit` units. So
-    every set of jobs whose sizes fit on the GPUs is reached.
+    Jobs start and end in any order, each on any GPU with room, and together have at most `limit` units. So the search
+    reaches every set of jobs whose sizes fit on the GPUs.
     """
     reached, new = {(0,) * len(rooms)}, [(0,) * len(rooms)]
     while new:
@@ -46,7 +46,7 @@ def refused_after(rooms, most, limit):
                 if after not in reached:
                     reached.add(after)
                     new.append(after)
-        # Jobs of one unit end in any order.
+        # Any job can end. A larger job ends like several jobs of one unit.
         for number, units in enumerate(used):
             before = (*used[:number], units - 1, *used[number + 1 :])
             if units and before not in reached:
@@ -57,7 +57,7 @@ def refused_after(rooms, most, limit):
 
 @pytest.mark.parametrize(("rooms", "most"), CASES, ids=str)
 def test_admitted_job_is_never_refused_and_no_more_units_are_possible(rooms, most):
-    """Try all placements."""
+    """Try all placements of jobs on the GPUs."""
     limit = count(rooms, most)
     assert not refused_after(rooms, most, limit)
     assert limit == sum(rooms) or refused_after(rooms, most, limit + 1)
@@ -89,7 +89,7 @@ def test_largest_job_and_its_quota():
 
 
 def mig_states(profiles):
-    """Return all sets of instances that an H100 can have.
+    """Return all sets of instances that an H100 can have at one time.
 
     An instance is (profile, start, end).
     """
@@ -109,9 +109,9 @@ def is_free(state, place):
 
 
 def slices_for_slurm(profiles):
-    """Return the largest number of slices that Slurm can give out.
+    """Return the largest number of slices that Slurm may give out to jobs.
 
-    Each job then finds an instance. Jobs end in any order, so every set of instances is reached.
+    With this number, each job finds an instance. Jobs end in any order, so every set of instances can occur.
     """
 
     def never_refuses(limit):
@@ -135,7 +135,7 @@ def profiles_of(*names):
 
 
 def test_mig_instances_of_two_sizes_would_leave_slices_unused():
-    # Two instances in the slots 0 and 4 block each place of 3g.40gb, and would leave five slices to Slurm.
+    # Two small instances in the slots 0 and 4 block both places of 3g.40gb. So Slurm could use only four slices.
     assert slices_for_slurm(profiles_of("1g.10gb", "3g.40gb")) == 4
-    # One size loses nothing. A fixed layout has the same instances.
+    # With a single size, no slice is lost. But then a fixed layout has the same instances.
     assert slices_for_slurm(profiles_of("1g.10gb")) == 7

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test pods' leases, which the kubelet's plugin takes and gives back."""
+"""Test leases of pods, which the kubelet's plugin takes and gives back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.module_utils.leases.lease_world import DAEMON, GIB, SYS, problem
 def test_claim_has_its_lease_until_it_is_given_back(world):
     first = world.prepare("uid-1", "GPU-0")
     assert first == {"number": 1, "cdi": ["openfleet.io/vgpu=lease-1"]}
-    # The kubelet repeats the request after it restarts, and the plugin can restart too.
+    # After its restart, the kubelet repeats the request. The plugin may restart too.
     assert world.prepare("uid-1", "GPU-0") == first
     world.restarted()
     world.tick(recover=True)
@@ -99,7 +99,7 @@ def test_lease_that_the_host_refuses_leaves_nothing_behind(world, monkeypatch):
     assert problem(world.prepare("uid-1", "GPU-0")) == "the place is not free"
     assert world.rows() == []
     monkeypatch.undo()
-    # The number of the refused lease is not used again.
+    # A later lease must not get the number of the refused lease.
     assert world.prepare("uid-1", "GPU-0")["number"] == 2
 
 
@@ -191,5 +191,5 @@ def test_plugin_is_identified_by_its_unit(tmp_path, monkeypatch, cgroup, accepte
         (folder / "cgroup").write_text(cgroup if pid != "self" else "0::/init.scope\n")
         (folder / "status").write_text("Name:\tpython3\nUid:\t%s\n" % "\t".join([str(uid)] * 4))
     assert pods.is_plugin(7, 0) is accepted
-    # Another user in the unit, and a process that has ended.
+    # Pid 8 belongs to another user in the unit, and pid 9 has ended.
     assert not pods.is_plugin(8, 0) and not pods.is_plugin(8, 1000) and not pods.is_plugin(9, 0)

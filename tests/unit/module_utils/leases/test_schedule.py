@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The schedule of leases: examples, and properties of random hours on a host."""
+"""Test the schedule of leases with examples, and in random hours of a host."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def book(schedule, *requests, now=NOW, wait=True):
 
 
 def starts(schedule):
-    """Return the start of each booking, in hours from now."""
+    """Return when each booking starts, in hours from now."""
     return {each.request.number: (each.begins - NOW) / HOUR for each in schedule.bookings}
 
 
@@ -87,7 +87,7 @@ def refused(schedule, request, **options):
 
 def test_instance_is_placed_where_the_largest_profiles_stay_possible():
     schedule = book(host(mig_card()), mig(1, "1g.5gb"))
-    # A 4g.20gb can only start at slice 0, so the first small instance is placed in the upper half of the GPU.
+    # A 4g.20gb can start only at slice 0, so the first small instance gets a place in the upper half of the GPU.
     assert places(schedule)[1][0] >= 4
     assert book(schedule, mig(2, "4g.20gb")).started[1].places[0].start == 0
 
@@ -186,7 +186,7 @@ def test_overdue_lease_keeps_its_place():
     schedule = book(host(quota_card()), quota(1, sm=100), quota(2, sm=60))
     late = leases.advance(schedule, NOW + HOUR)
     assert [each.request.number for each in late.started] == [1]
-    # A new request does not start before an earlier request that is due.
+    # A new request must not start before an earlier request whose start is due.
     assert [each.request.number for each in book(late, quota(3, sm=60), now=NOW + HOUR).started] == [1]
     assert [each.request.number for each in leases.ended(late, 1, NOW + HOUR + 5).started] == [2]
 
@@ -253,7 +253,7 @@ CARDS = {
 def random_events(kind, draw):
     """Return the events of a busy host.
 
-    Hypothesis draws the seed, because its own lists rarely fill a host.
+    Hypothesis draws only the seed, because lists from Hypothesis rarely fill a host.
     """
     events = []
     for _number in range(draw.randint(10, 60)):
@@ -322,13 +322,13 @@ class Hours:
         after = {each.request.number: each for each in self.schedule.bookings}
         for old in before.bookings:
             number = old.request.number
-            # No booking is lost, and a started booking stays unchanged.
+            # No booking may get lost, and a booking that has started must stay unchanged.
             assert number in after or number in self.ended
             if number in after and old.started:
                 new = after[number]
                 assert new.started and (new.places, new.begins) == (old.places, old.begins)
             elif number in after:
-                # A booking never starts later than promised, except for a small tolerance.
+                # Apart from a small tolerance, no booking may start later than promised.
                 assert after[number].begins <= max(old.begins, self.now) + leases.SLACK_SECONDS
         self.no_conflicts()
         self.order()
@@ -356,7 +356,7 @@ class Hours:
                 assert len(units) == len(set(units))
 
     def order(self):
-        """Check that the earlier one of two equal requests starts first."""
+        """Check that of two equal requests, the earlier one starts first."""
         bookings = self.schedule.waiting
         for number, first in enumerate(bookings):
             for later in bookings[number + 1 :]:
@@ -371,7 +371,7 @@ def test_leases_are_fair_and_undisturbed_over_random_hours(kind, seed):
     hours = Hours(kind)
     for event in random_events(kind, random.Random(seed)):
         hours.run(event)
-    # Without further events, every lease ends and all GPUs become free.
+    # If nothing else happens, every lease ends and all GPUs become free.
     hours.wait(24 * 365)
     assert hours.schedule.bookings == ()
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs that differ from their layout, on hosts with and without failing GPUs."""
+"""Find GPUs that differ from their layout, on hosts with and without failing GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.mig_rules import Card, with_instances
 class Beside:
     """The daemons and tenants observed on a host.
 
-    `daemons` or `tenants` is None if they could not be observed.
+    `daemons` is None if they could not be observed, and so is `tenants`.
     """
 
     daemons: tuple | None = None
@@ -64,7 +64,7 @@ SHARED = {"gpus": [2], "sharing": "shared"}
 
 
 def made(*entries, gpus=GPUS):
-    """Return (layout, host after the layout was applied, its daemons and tenants)."""
+    """Return the layout, and the host, daemons and tenants after it was applied."""
     layout = parse_layout(list(entries))
     plan = planner.plan(gpus, targets(layout, gpus))
     cards = {each.gpu.uuid: Card(each.gpu).run(each.steps).observed() for each in plan.gpus}
@@ -78,7 +78,7 @@ def made(*entries, gpus=GPUS):
 
 
 def differences(layout, host, beside, ownership=planner.ALL_OURS, lost=False):
-    """Return the differences by GPU index, and the texts of the problems."""
+    """Return (differences by GPU index, texts of the problems)."""
     standing, problems = compare(layout, host, ownership, beside.services(), lost)
     index = {gpu.uuid: gpu.index for gpu in host.gpus}
     return {index[each.gpu_uuid]: each.differences for each in standing}, [str(problem) for problem in problems]
@@ -94,7 +94,10 @@ def changed(host, index, change):
 
 
 def holding(host, *instances):
-    """Return the host with exactly these (profile, start) instances on GPU 0."""
+    """Return the host with exactly these instances on GPU 0.
+
+    An instance is (profile, start).
+    """
     sizes = {(each.name, place.start): place for each in GPUS[0].mig.profiles for place in each.placements}
     gpu = with_instances(GPUS[0], [(profile, sizes[profile, start]) for profile, start in instances])
     return changed(host, 0, lambda _gpu: gpu)
@@ -124,7 +127,7 @@ def test_foreign_instances_differ_unless_kept():
     others = holding(host, ("3g.40gb", 4), ("1g.10gb", 0))
     assert differences(layout, others, beside) == ({0: ("destroy 1g.10gb@0",)}, [])
     assert differences(layout, others, beside, Ownership("keep")) == ({0: ()}, [])
-    # An instance that occupies the place of a wanted instance is drift even with `keep`.
+    # With `keep`, an additional instance is no drift, unless it blocks the place of a wanted instance.
     full = holding(host, ("7g.80gb", 0))
     found, problems = differences(layout, full, beside, Ownership("keep"))
     assert found == {0: ("destroy 7g.80gb@0", "create 3g.40gb@4")} and problems == []
@@ -141,7 +144,7 @@ def test_stopped_daemon_is_no_drift_but_other_limits_are():
     other = dataclasses.replace(second, active_thread_percentage=50.0)
     found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(first, other)))
     assert [len(found[index]) for index in (0, 1, 2)] == [0, 1, 0]
-    # If a stopped daemon has other limits than the layout, this is drift.
+    # A stopped daemon whose limits differ from the layout is drift too.
     wrong = dataclasses.replace(down, daemon=dataclasses.replace(down.daemon, clients=2))
     found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(wrong, second)))
     assert [len(found[index]) for index in (0, 1, 2)] == [1, 0, 0]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The metrics of a host's layout, parsed by Prometheus's parser."""
+"""Parse the metrics of a host's layout with Prometheus's parser."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_holders_count_by_gpu_or_instance_and_kind():
         Holder(WHOLE.uuid, None, "device_handle", "b"),
         Holder(SPLIT.uuid, 2, "process", "c"),
         Holder(SPLIT.uuid, None, "slurm", "d"),
-        # This holder uses an instance that no longer exists.
+        # This holder uses an instance that does not exist any more.
         Holder(SPLIT.uuid, 9, "process", "e"),
     ]
     whole, split = {"model": WHOLE.name}, {"model": SPLIT.name}
@@ -121,17 +121,17 @@ def test_cpu_time_is_of_processes_that_use_the_gpu():
     holders = (
         holder(WHOLE.uuid, None, "process", 7, 100.25, "train.service"),
         holder(WHOLE.uuid, None, "mps", 8, 20.5),
-        # A data loader in the unit of a GPU process has the node open, so its time counts for the unit.
+        # This data loader only has the node open, but is in the unit of a GPU process. So its time counts for the unit.
         holder(WHOLE.uuid, None, "device_handle", 9, 3.0, "train.service"),
-        # A process in another or an unknown unit has only the node open, so the process's time does not count.
+        # These processes only have the node open, and are in another or an unknown unit. So their time does not count.
         holder(WHOLE.uuid, None, "device_handle", 10, 5000.0, "other.service"),
         holder(WHOLE.uuid, None, "device_handle", 11, 5000.0),
-        # Holders of containers and jobs have no process, and ended processes have no CPU time.
+        # A holder that is a container or a job has no process, and an ended process has no CPU time.
         Holder(WHOLE.uuid, None, "container", "b", unit_or_container="train.service"),
         holder(WHOLE.uuid, None, "process", 12, None),
         holder(SPLIT.uuid, 2, "process", 13, 1.5, job="4711"),
         holder(SPLIT.uuid, 2, "device_handle", 14, 0.5, job="4711"),
-        # This process may use any instance of the GPU.
+        # This process may use any instance of the GPU, so each instance gets its time.
         holder(SPLIT.uuid, None, "process", 15, 64.0),
     )
     split = {"model": SPLIT.name}
@@ -180,7 +180,7 @@ def test_tenant_has_quota_and_usage():
     other = labels(WHOLE, tenant="by-mps")
     assert found["openfleet_tenant_memory_limit_bytes"] == {here: 8 * GIB, there: 8 * GIB, other: GIB}
     assert found["openfleet_tenant_sm_limit_ratio"] == {here: 0.35, there: 0.35, other: 0.05}
-    # The driver does not report the memory use of MPS tenants.
+    # The driver does not report how much memory an MPS tenant uses.
     assert found["openfleet_tenant_memory_used_bytes"] == {here: 3 * GIB, there: 0}
     assert found["openfleet_tenant_denied_total"] == {here: 17, there: 0}
 
@@ -193,7 +193,7 @@ def test_colocated_tenants_have_waits_and_gpu_time():
     counters = {
         (WHOLE.uuid, 0): Counters(4 * 10**9, 0, 0, 100, 1500 * 10**6, more),
         (WHOLE.uuid, 1): Counters(7 * 10**9, 0, 12, 0, 0, tuple((seconds, 0) for seconds, _ in more)),
-        # A tenant with a share of 100 percent is not measured. Another tenant never ran with the agent.
+        # The tenant `full` has a share of 100 percent and is not measured. The tenant `late` never ran with the agent.
         (WHOLE.uuid, 2): Counters(0, 0, 0, 0, 0, ()),
     }
     full = VgpuSeen(VgpuTenant("full", GIB, 100, (VgpuSeat(WHOLE.uuid, 2),)))

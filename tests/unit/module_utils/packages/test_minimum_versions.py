@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Versions that fix known vulnerabilities: messages, reactions and documentation."""
+"""Test the versions that fix vulnerabilities: messages, reactions, documentation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[4]
         ("1.17.8", 1),
         ("1.17.8-1", 1),
         ("1.18.2", 1),
-        # 1.9 is older if its parts are compared as numbers.
+        # As numbers, the parts of 1.9 make an older version than those of 1.18.
         ("1.9.0", 10),
     ],
 )
@@ -48,7 +48,7 @@ def test_vulnerable_driver_of_a_maintained_branch():
     assert said == (
         "the driver 580.105.08 has vulnerabilities that 580.178.04 fixes (NVIDIA's security bulletin 5861 of 2026-09-30)"
     )
-    # 580.95 is older than 580.105 if their parts are compared as numbers.
+    # As numbers, the parts of 580.95 make an older version than those of 580.105.
     assert minimum_versions.driver("580.95.05") and minimum_versions.driver("595.91.06")
     assert minimum_versions.driver("580.178.04") == minimum_versions.driver("595.91.07") == ""
     assert minimum_versions.driver("615.80.01") == ""
@@ -104,7 +104,7 @@ def test_example_requests_no_vulnerable_version():
     assert minimum_versions.toolkit(containers["container_toolkit_version"]) == ""
 
 
-#: Texts that show a user which version to set. The messages are in rules.py.
+#: Texts in which a user reads which version to set. The messages are in rules.py.
 SHOWN = {
     "nvidia_driver": ("driver", r'V\((\d{3}\.[\d.]+)\)|"(\d{3}\.[\d.]+)"', minimum_versions.driver),
     "container_toolkit": (

@@ -41,7 +41,7 @@ def test_every_key_of_a_ring_counts():
 
 
 def packet(tag, body=b"x"):
-    """Return a packet in the new format with a one-octet length."""
+    """Return a packet in the new format, with a one-octet length."""
     return bytes([0xC0 | tag, len(body)]) + body
 
 
@@ -73,7 +73,7 @@ def test_every_other_packet_is_refused_with_its_tag_and_place(tag):
             openpgp.fingerprints(content)
         assert "the packet with tag %d at byte %d is not part of a public key" % (tag, len(PACKET)) in str(error.value)
     if tag < 16:
-        # This packet has the old format with a tag of four bits. It is also tested with ASCII armor.
+        # The first packet has the old format, in which the tag has four bits. It is tested with ASCII armor too.
         with pytest.raises(openpgp.KeyFormatError, match="tag %d at byte %d " % (tag, len(PACKET))):
             openpgp.fingerprints(armoured(PACKET + bytes([0x80 | tag << 2, 1, 0])))
 
@@ -126,7 +126,7 @@ def test_exports_of_gpg():
             assert openpgp.binary(public) == gpg("--export")
         with pytest.raises(openpgp.KeyFormatError, match=r"tag 5 at byte 0 .*a secret key"):
             openpgp.fingerprints(gpg("--export-secret-keys"))
-        # A second key after the trusted key would be accepted for signatures too.
+        # The package manager would accept signatures of a second key after the trusted key too.
         public = gpg("--export")
         with pytest.raises(openpgp.KeyFormatError, match="tag 5 at byte %d " % len(public)):
             openpgp.fingerprints(public + gpg("--export-secret-keys"))
@@ -135,7 +135,7 @@ def test_exports_of_gpg():
             openpgp.KeyFormatError, match=r"tag \d+ at byte %d is not part of a public key" % len(public)
         ):
             openpgp.fingerprints(public + signed)
-        # A file that has signatures but no key is refused.
+        # A file with signatures but without a key must be refused.
         with pytest.raises(openpgp.KeyFormatError, match="tag 2 at byte 0 belongs to no key"):
             openpgp.fingerprints(gpg("--detach-sign", text=b"a message"))
     finally:
@@ -152,7 +152,7 @@ def test_real_key_rings_are_read_like_gpg():
         told = subprocess.run(
             ["gpg", "--show-keys", "--with-colons", str(ring)], capture_output=True, text=True, check=True
         )
-        # gpg prints a part for each key, which starts with the primary key's fingerprint.
+        # gpg prints one part for each key. The part starts with the fingerprint of the primary key.
         parts = ("\n" + told.stdout).split("\npub:")[1:]
         primary = [part.split("\nfpr:")[1].split(":")[8] for part in parts]
         assert sorted(openpgp.fingerprints(ring.read_bytes())) == sorted(primary)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Common parts of driver and toolkit packages: keys, and APT and DNF files."""
+"""Test the common code of driver and toolkit packages: keys, APT and DNF files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.packages.change impo
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner, Package, Step
 
 OWNER = Owner("some_role", "openfleet-some", "something", "some")
-#: Another vendor, whose driver the collection does not install.
+#: Another vendor. The collection does not install its driver.
 AMD = Owner(
     "amd_driver",
     "openfleet-amd",
@@ -27,7 +27,7 @@ AMD = Owner(
 
 
 def answers(code=0, output="", errors=""):
-    """Return a function that answers every command with this text."""
+    """Return a function that answers every command with this status and these texts."""
     return lambda command: subprocess.CompletedProcess(command, code, output, errors)
 
 
@@ -71,7 +71,7 @@ def test_damaged_key_ring_is_an_error(tmp_path):
 )
 def test_only_lists_of_removed_sources_are_deleted(monkeypatch, tmp_path, sources):
     monkeypatch.setattr(apt, "LISTS", str(tmp_path))
-    # These are file names as apt-get update creates them.
+    # apt-get update creates files with such names.
     ours = ["m.example.org:80_a%5fb_amd64_InRelease", "m.example.org:80_a%5fb_amd64_Packages"]
     others = ["m.example.org:80_a%5fb_amd64v3_Packages", "m.example.org:80_a_b_amd64_Packages", "lock"]
     for name in (*ours, *others):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""DNF's change table and lock, and the choice of a package manager.
+"""Read DNF's change table and locks, and choose a package manager.
 
 molecule/rpm runs the real DNF.
 """
@@ -17,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model impor
 
 pytestmark = pytest.mark.core
 
-# Output of DNF 4.14 without a terminal.
+# DNF 4.14 prints this if its output is no terminal.
 TABLE = """Last metadata expiration check: 0:00:05 ago on Sat Nov 28 03:45:36 2026.
 Dependencies resolved.
 ================================================================================
@@ -102,10 +102,10 @@ LOCKS = (
     ("name", "version", "held"),
     [
         ("libnvidia-ml", "580.95.05-1.el9", True),
-        # A killed DNF leaves a lock of the old version.
+        # A killed DNF has left the lock of the old version.
         ("libnvidia-ml", "580.105.08-1.el9", False),
         ("libnvidia", "580.95.05-1.el9", False),
-        # The lock is for another version, so DNF could change this package to that version.
+        # The lock names another version, so DNF could change this package to that version.
         ("libcuda", "580.95.05-1.el9", False),
         ("nvlsm", "2025.06.11-1", True),
         ("bash", "5.1.8-9.el9", False),

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Warn about known vulnerable versions, refuse them or accept them.
+"""Warn about known vulnerable versions, refuse or accept them.
 
-Tests the modules driver and container_toolkit.
+The tests run the modules driver and container_toolkit.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ each = pytest.mark.parametrize("name", OLD)
 
 
 class SeenToolkit(Toolkit):
-    """A host that already has the toolkit version, so no repository is queried."""
+    """A host that already has the requested toolkit, so that no repository is queried."""
 
     def look(self):
         return toolkit_hosts.right(self.request, packages=toolkit_hosts.packages(self.request.version + "-1"))
 
 
 class SeenDriver(Driver):
-    """A host that already has the driver version, so no repository is queried."""
+    """A host that already has the requested driver, so that no repository is queried."""
 
     def look(self):
         self.host = driver_hosts.host()
@@ -51,10 +51,10 @@ class SeenDriver(Driver):
 def run(monkeypatch, tmp_path, capsys):
     """Return a function that runs a module in check mode.
 
-    The function returns the module's output and its warnings.
+    It returns the output and the warnings of the module.
     """
     warned = []
-    # Ansible keeps warnings until the process ends, so a later test would see them.
+    # Ansible keeps the warnings of a process, so a later test would see the warnings of an earlier one.
     monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: warned.append(text))
     monkeypatch.setattr(container_toolkit, "Toolkit", SeenToolkit)
     monkeypatch.setattr(driver, "Driver", SeenDriver)

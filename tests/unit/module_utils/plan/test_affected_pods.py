@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A layout change names only the pods whose devices it removes."""
+"""Check that a layout change names only the pods whose devices it removes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def holder(gpu, instance, pod):
 
 
 def affected_pods(disturbs):
-    """Return the pods that lose devices in a plan."""
+    """Return the pods that lose a device in a plan."""
     return sorted({uid for disturbance in disturbs for uid in disturbance.pods})
 
 
@@ -43,7 +43,7 @@ def grow(chance, gpu, pairs):
 
 
 def transition(number):
-    """Return the GPUs, holders and targets of a random transition.
+    """Return the GPUs, holders and targets of a random change.
 
     Pods use some of the GPUs and instances, and only some GPUs have targets.
     """
@@ -73,7 +73,7 @@ def transition(number):
 
 
 def ended(plan):
-    """Return the devices that the plan's steps remove, from the steps alone.
+    """Return the devices that a plan's steps remove, computed only from the steps.
 
     (GPU, None) is a whole GPU, (GPU, instance) is an instance.
     """
@@ -98,7 +98,7 @@ def test_pods_on_kept_devices_are_not_named_in_1000_transitions():
         assert named == hit, number
         named_in_all += len(named)
         spared_in_all += len(holders) - len(named)
-    # Random transitions must often have affected pods, and must often have none. Otherwise the test shows nothing.
+    # Many pods must lose a device in random changes, and many must not. Otherwise the test shows nothing.
     assert min(named_in_all, spared_in_all) > TRANSITIONS / 4
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lock's error messages name its owner and why it cannot be acquired."""
+"""Test the errors of the lock, which name its owner and why it cannot be acquired."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Functions that run with limits return results and errors, and leave no process."""
+"""Test that functions with limits return results and errors, and leave no process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes.bounded import bounded
 
-#: A duration that is longer than any test waits.
+#: A duration in seconds that no test reaches.
 LONG = 300.0
 
 
@@ -50,7 +50,7 @@ def test_timeout_ends_the_work_and_its_children():
     reading, writing = os.pipe()
 
     def work():
-        # A hanging tool keeps its end of the pipe open until it ends.
+        # A tool that hangs keeps its end of the pipe open until it ends.
         os.set_inheritable(writing, True)
         subprocess.run(["sleep", "infinity"], close_fds=False, check=False)
         return ""
@@ -59,7 +59,7 @@ def test_timeout_ends_the_work_and_its_children():
     with pytest.raises(FleetError, match="takes too long"):
         bounded(work, "here", 0.1, 1000, keep=[writing])
     os.close(writing)
-    # The pipe reaches its end when the last process that has it open exits.
+    # Reading returns the end of the pipe only when the last process that has the other end open exits.
     ready, _, _ = select.select([reading], [], [], LONG)
     assert ready and os.read(reading, 1) == b""
     os.close(reading)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Child processes that scan other processes, and the wait for killed children."""
+"""Test child processes that scan other processes, and how killed ones are awaited."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NO_DEVICES = Devices(Host("", "", None, False, ()))
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Return the list of recorded pauses. A simulated sleep takes no time."""
+    """Return the list of recorded pauses, and let simulated sleeps take no time."""
     made = []
     monkeypatch.setattr(child_process.time, "sleep", made.append)
     return made
 
 
 def idle_child() -> int:
-    """Start a child that does nothing until a signal ends it."""
+    """Start a child that does nothing until a signal ends it, and return its pid."""
     return child_process.start(lambda: signal.pause() or 0, [])
 
 
@@ -69,7 +69,7 @@ def test_scan_ignores_own_children_until_they_are_abandoned(monkeypatch):
         assert child in child_process.running()
         assert child not in processes.scan(NO_DEVICES).seen
         with monkeypatch.context() as patched:
-            # Simulate a child that hangs in the driver, so that no signal ends it.
+            # Simulate a child that hangs in the driver, and that no signal ends.
             patched.setattr(child_process.os, "killpg", lambda child, signal: None)
             patched.setattr(child_process, "_REAP_SECONDS", 0.0)
             child_process.give_up(child)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Host commands and the parser for `systemctl show`.
+"""Test host commands, and the parser for `systemctl show`.
 
 tests/adversary tests hostile tools.
 """
@@ -123,7 +123,7 @@ def test_every_command_has_the_timeout_of_its_kind(command):
 
 @pytest.fixture(name="hanging")
 def of_programs_that_do_not_end(monkeypatch, tmp_path):
-    """Return a function that installs a program which writes its pid and sleeps."""
+    """Return a function that installs a program, which writes its pid and sleeps."""
     monkeypatch.setenv("PATH", "%s:%s" % (tmp_path, os.environ["PATH"]))
     monkeypatch.setattr(commands, "QUESTION_SECONDS", 2)
     monkeypatch.setattr(commands, "CHANGE_SECONDS", 2)

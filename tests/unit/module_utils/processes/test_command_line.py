@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Secrets in command lines are hidden.
+"""Hide secrets in command lines.
 
-A secret is recognized by the name of its option or variable, by the program, or by its own prefix.
+A secret is recognized by the name of its option or variable, by the program, or by a prefix of the secret itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_a_secret_is_hidden(words, line):
 
 LETTERS = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789AbCdEfGh"
 HEX = "0123456789abcdef0123456789abcdef01234567"
-#: A secret for each issuer, with meaningless letters.
+#: One secret of each issuer. Its letters are meaningless.
 MARKED = [
     *("gh%s_%s" % (kind, LETTERS[:36]) for kind in "pousr"),
     "github_pat_" + LETTERS + "_" + LETTERS[:37],
@@ -67,7 +67,7 @@ def test_secret_is_recognized_by_its_prefix(secret):
     assert shown(["python3", "train.py", secret]) == "python3 train.py ***"
     assert shown(["sh", "-c", "login '%s'" % secret]).startswith("sh -c login '***")
     assert shown(["curl", "https://host/%s" % secret]) == "curl https://host/***"
-    # The same command line as the shell splits it if it has no quotes.
+    # The shell splits this line in the same way if it has no quotes.
     assert LETTERS[:20] not in shown(secret.split()) and HEX not in shown(secret.split())
 
 
@@ -75,7 +75,7 @@ def test_aws_key_is_hidden_with_its_secret():
     id, secret = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
     assert shown(["s3", id, secret, "bucket"]) == "s3 *** *** bucket"
     assert shown(["s3", "%s:%s" % (id.replace("AKIA", "ASIA"), secret)]) == "s3 ***:***"
-    # Without a key before it, a text of 40 characters may be anything, for example a commit.
+    # Without a key before it, a text of 40 characters can be something else, for example a commit.
     assert shown(["git", "checkout", HEX]) == "git checkout " + HEX
 
 
@@ -141,7 +141,7 @@ def test_a_secret_in_a_script_or_header_is_hidden(word, written):
         "rsync -p --port 873 mysql",
         "serve --key /etc/tls/server.key --private-key=/etc/tls/key.pem",
         "sort -k 2 --key-file x --monkey 3 --keys a",
-        # These are names that start like secrets.
+        # These names start like secrets.
         "train sk-learn-gradient-boosting-regressor-v2 hf_transfer npm_config pypi-mirror glove-840b-300d-common-crawl",
         "train ghp_ xoxo-net AIzawa akiaiosfodnn7example eyJ eyJhbGciOi task-sk-resnet-50-imagenet-pretrained",
         "convert -----BEGIN CERTIFICATE----- MIIB -----END CERTIFICATE-----",
@@ -172,6 +172,6 @@ def test_text_without_secrets_is_unchanged(line):
     ["a", "token", "://", " ", "'\"", "eyJ-", "eyJaaaaaaaa ", "-----BEGIN ", "mysql ", "a=", "sudo ", "authorization"],
 )
 def test_long_argument_is_fast(part):
-    # A regular expression that backtracks would take hours.
+    # A regular expression that backtracks would take hours on this text.
     word = ("token" if part == " " else "") + part * (250_000 // len(part))
     assert shown(["python3", word]) == "python3 " + word

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read files of /proc with any content, completely or up to a limit."""
+"""Read files of /proc completely or up to a limit, whatever they contain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = "x" * 100_000
 
 @pytest.fixture
 def command_line():
-    """Return the path of a command line that the kernel only returns in several reads."""
+    """Return the path of a command line so long that the kernel needs several reads."""
     words = [sys.executable, "-c", "print(flush=True); input()", LONG]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         child.stdout.readline()

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every read of a process file that may be huge or block has a documented limit.
+"""Check that all reads of huge or blocking process files have documented limits.
 
-The test searches the syntax tree for texts that name such a file of /proc/PID. If code contains a new read, the test
-fails until the table lists the read with its limit.
+The test searches the syntax trees for texts that name such a file of /proc/PID. It fails for a new read until the table
+lists the read with its limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[4] / "plugins" / "module_utils"
-#: Files whose size a process controls: open files, mappings, its own memory, paths through its root, and mounts.
+#: The process itself controls the size of these files: open files, mappings, its memory, paths through its root, and
+#: mounts.
 UNBOUNDED = re.compile(r"(?:^|/)(?:fd|maps|map_files|smaps|environ|cmdline|mem|mountinfo|cwd|exe)(?:/|$)|/root(?:/|%s)")
 CHILD = "asked in a child, which is left behind where it does not answer (file_worker, bounded)"
 DEADLINE = "ends at a deadline, or after so many"
@@ -57,7 +58,7 @@ PLACES = {
 
 
 def places() -> set[str]:
-    """Return the functions by module that contain the file name outside docstrings."""
+    """Return the functions, by module, in whose code the file name occurs."""
     found = set()
     for path in sorted(ROOT.rglob("*.py")):
         module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")

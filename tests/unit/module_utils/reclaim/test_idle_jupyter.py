@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Idle kernels of a Jupyter server, with real sockets and a simulated server."""
+"""Find idle kernels of a Jupyter server, with real sockets and a simulated server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.jupyter impo
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
 from tests.unit.peer_hosts import Processes
 
-#: 2024-03-01T12:00:00Z
+#: The time 2024-03-01T12:00:00Z.
 NOW = 1709294400.0
 HOUR = 3600.0
 TOKEN = "s3cret"
@@ -55,7 +55,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class ThisProcess(peer.Owner):
-    """Replace the process check, because the server is a thread of the test."""
+    """Replace the check of the process, because the server is a thread of the test."""
 
     name = "this test"
 
@@ -124,7 +124,7 @@ def test_ended_kernel_is_not_listed(server):
     ("kernels", "status", "words"),
     [
         ([], {"GET": 403}, "HTTP 403"),
-        # The server redirects to a login page. The token is not sent to this address.
+        # The server redirects to a login page, to which the token must not be sent.
         ([], {"GET": 302}, "HTTP 302"),
         ({"message": "no"}, {}, "returns no list of kernels"),
         ([kernel(1, last_activity="yesterday")], {}, "an invalid time 'yesterday' of a kernel"),
@@ -154,7 +154,7 @@ class NotThisProcess(ThisProcess):
 
 @pytest.mark.parametrize("token", [TOKEN, ""])
 def test_server_of_another_process_is_not_queried(server, token):
-    """Another process could give false answers, even though it gets no token."""
+    """Do not query another process, which could answer falsely even without a token."""
     server.kernels = [kernel(1)]
     with pytest.raises(JupyterError, match="held by pid %d .*the state of the kernels is not known" % os.getpid()):
         shut_down(Server(server.url, NotThisProcess(), token), 48 * HOUR, NOW)
@@ -163,7 +163,7 @@ def test_server_of_another_process_is_not_queried(server, token):
 
 @pytest.fixture
 def unit(tmp_path, monkeypatch):
-    """Make this process the main process of jupyter.service."""
+    """Let the process of the test be the main process of jupyter.service."""
     systemctl = tmp_path / "bin/systemctl"
     systemctl.parent.mkdir()
     systemctl.write_text("#!/bin/sh\necho MainPID=%d\n" % os.getpid())
@@ -174,9 +174,9 @@ def unit(tmp_path, monkeypatch):
 
 
 def test_server_itself_continues(server, unit):
-    """Only idle kernels are shut down.
+    """Shut down only idle kernels, and never the server.
 
-    The server continues even if its GPU is busy, because another kernel may use the GPU.
+    Idle kernels are shut down even if the GPU is busy, because another kernel may use it.
     """
     server.kernels = [kernel(1)]
     access = {"name": "jupyter.service", "url": server.url, "token": TOKEN}
@@ -238,7 +238,10 @@ HOSTILE = "x\r\n\x1b[2J\u2028" + "y" * 5000
 
 
 def test_kernel_names_are_one_short_log_line(server):
-    """Users choose kernel names, which appear in root's log and mails."""
+    """Print a kernel's name on one short line.
+
+    Users choose these names, which appear in root's log and mails.
+    """
     server.kernels = [kernel(1, name=HOSTILE), kernel(2, name=[HOSTILE])]
     gone = shut_down(server.access, 48 * HOUR, NOW)
     assert len(gone) == 2 and all(line.isprintable() and len(line) < 400 for line in gone)

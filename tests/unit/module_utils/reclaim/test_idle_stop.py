@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stop idle units, except those that become active at the last moment."""
+"""Stop idle units, unless they become active at the last moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def unit(name, active="active", triggered_by=(), bus_name=""):
 
 
 class Stops:
-    """Replace systemd and the runtimes, and record what was stopped."""
+    """Replace systemd and the container runtimes, and record what they should stop."""
 
     def __init__(self, *along, active="active", problem="", bus_name=""):
         self.along, self.active, self.problem, self.bus_name = along, active, problem, bus_name
@@ -53,18 +53,18 @@ class Stops:
         self.names.append(item["name"])
 
 
-#: The values of a place at rest that is measured completely, as GPM on Hopper does.
+#: The measured values of an idle place, on hardware that measures all of them, such as GPM on Hopper.
 REST = {"kernels_ratio": 0.0, "engines_ratio": 0.0, "bandwidth_ratio": 0.0, "pcie_bytes_per_second": 2e4, "watts": 75.0}
 
 
 def work_of(where, seconds, **values):
-    """Return the work of a place. NVML reports no utilization of an instance."""
+    """Return the measured work of a place. NVML reports no utilization of an instance."""
     used = values.pop("used", None if where[1] else 0)
     return Work(int(where[0][-1]), max(seconds, 0.1), used, **{**REST, **values})
 
 
 def at_rest(**values):
-    """Return a measurement of GPUs that are idle, except for these values."""
+    """Return a measurement in which GPUs are idle, except for these values."""
 
     def measure(places, seconds):
         time.sleep(seconds)
@@ -89,7 +89,7 @@ def run(items, seen, holders, stops=None, dry=False):
     [
         (UNIT, host(), held()),
         (CONTAINER, host(), held("podman container notebook", kind="container")),
-        # NVML reports no utilization for a GPU in MIG mode.
+        # For a GPU in MIG mode, NVML reports no utilization.
         (IN_MIG, host(None, mig=True), held(instance=1)),
     ],
 )
@@ -138,7 +138,7 @@ def test_bare_handle_does_not_spare_a_unit(elsewhere):
         stops = Stops()
         stop_idle([UNIT], lambda mine=mine: (host(), mine), stops, grace_seconds=48 * 3600.0)
         assert stops.names == ["x.service"]
-    # If the unit holds nothing else, a user may have passed it the open file.
+    # If the unit holds nothing but the bare handle, a user may have passed the open file to it.
     done, names = run([{**UNIT, "gpus": [elsewhere]}], host(), [bare])
     assert names == [] and "a user may have passed it the open file" in done["spared"][0]["why"]
     done, names = run([UNIT], host(), [held(kind="device_handle"), held(gpu="GPU-1", kind="device_handle")])

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Idle Slurm jobs: checks, notices and cancellation."""
+"""Test reclaiming of idle Slurm jobs: checks, notices and cancellation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DAY = 86400.0
 NOW = 1.8e9
 JOB = {"kind": "job", "name": "12", "runtime": "", "gpus": ["GPU-0"], "quiet_seconds": 30 * DAY}
 RUNNING = SlurmJob("12_3", 1, "RUNNING", NOW - 30 * DAY, "alice")
-#: squeue prints these lines for `--jobs 12 --array`. 12 is the ID of the array and also of its last task.
+#: squeue prints these lines for `--jobs 12 --array`. The ID 12 belongs to the array and to its last task.
 ARRAY = "16 12_1 1 RUNNING 1790000001 alice\n12 12_3 1 RUNNING 1790000003 alice\n"
 
 
 class Slurm:
     """Slurm's tools on a host.
 
-    scancel removes the task that it names, or all tasks of an array.
+    scancel removes the task that the command names, or all tasks of an array.
     """
 
     def __init__(self, listed, fail=None):
@@ -102,7 +102,7 @@ def test_job_that_may_not_be_cancelled_is_spared(machine, job, why):
 
 
 class Machine:
-    """A host with a Slurm job and a clock. Its records are real files."""
+    """A host with a Slurm job and a clock. The host's records are real files."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.now, self.job, self.told, self.cancelled = str(folder), NOW, RUNNING, [], []

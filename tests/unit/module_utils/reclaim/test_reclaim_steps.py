@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The steps from a finding to a stop: notice, waiting time, keeps and observation."""
+"""Test the steps before a stop: notice, waiting time, keeps and observation."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ HOLDERS = [held(), held("y.service", gpu="GPU-1"), held("podman container notebo
 
 
 class Machine:
-    """A host with a clock, holders and keeps that the test sets.
+    """A host with a clock, holders and keep requests that the test sets.
 
-    Its records are real files.
+    The host's records are real files.
     """
 
     def __init__(self, folder, monkeypatch) -> None:
@@ -128,7 +128,7 @@ def test_clock_set_back_restarts_the_waiting_time(machine):
 
 
 def test_each_finding_has_its_own_idle_time(machine):
-    """Check two idle times. One time for all would be too short for slow workloads."""
+    """Use the idle time of each finding, because one time for all would be too short."""
     machine.holders = [replace(one, pid=7, started_seconds=machine.now - 5 * DAY) for one in machine.holders]
     done = machine.run(
         {**UNIT, "idle_after_seconds": 6 * DAY}, {**OTHER, "idle_after_seconds": 4 * DAY}, grace_seconds=2 * DAY
@@ -138,7 +138,7 @@ def test_each_finding_has_its_own_idle_time(machine):
 
 
 def test_owner_is_asked_before_a_first_pause_ends(machine):
-    """Send the notice at once, but stop only after the pause is long enough."""
+    """Send the notice at once, but stop the unit only after a full pause."""
     paused = {**UNIT, "stop_quiet_seconds": 8 * DAY}
     (row,) = machine.run({**paused, "quiet_seconds": 3 * DAY})["noticed"]
     assert row["stop_after"] == machine.now + 5 * DAY
@@ -261,7 +261,7 @@ def test_concurrent_runs_do_not_share_a_record(machine):
 
 
 class Clock:
-    """A clock that only advances when something is measured."""
+    """A clock that advances only while something is measured."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -273,7 +273,8 @@ class Clock:
 def watched(items, values, seconds=60.0):
     """Return (result for each unit, duration in seconds, number of measurements).
 
-    `values` returns the values of a place in the measurement that starts at a second, or None if the GPU fails.
+    `values` gets a place and the second at which a measurement starts. It returns the measured values, or None if the
+    GPU fails.
     """
     clock, taken = Clock(), []
 
@@ -332,7 +333,7 @@ def test_each_sign_of_work_spares_gpus_and_instances(item, where, values, why):
 @pytest.mark.parametrize("item", [UNIT, IN_MIG])
 @pytest.mark.parametrize(("kernels_each_minute", "works"), [(0.075, True), (0.24, True), (0.05, False), (0.0, False)])
 def test_kernels_are_added_up_over_minutes(item, kernels_each_minute, works):
-    """Spare a queue consumer that runs 75 ms of kernels a minute."""
+    """Spare a consumer of a queue whose kernels run for only 75 ms a minute."""
 
     def values(_where, now):
         return {"kernels_ratio": kernels_each_minute / 10 if now % 60 == 20 else 0.0}
@@ -363,7 +364,7 @@ def test_unreadable_gpu_is_spared():
 @pytest.mark.parametrize(
     ("item", "values", "unmeasured"),
     [
-        # Before Hopper, utilization is a whole percent.
+        # Before Hopper, utilization has a resolution of one percent.
         (UNIT, {"kernels_ratio": None}, {SHORT_KERNELS}),
         (UNIT, {"engines_ratio": None, "pcie_bytes_per_second": None}, {ENGINES, TRANSFERS}),
         (IN_MIG, {"kernels_ratio": None, "watts": None}, {SHORT_KERNELS, LONG_KERNELS}),
@@ -388,7 +389,7 @@ def process(pid=7, cpu=100.0, **more):
     [
         ((), 110.0, True, ""),
         ((SHORT_KERNELS,), 100.8, False, ""),
-        # A process that starts a kernel of 4 ms each second.
+        # This process starts a kernel of 4 ms each second.
         ((SHORT_KERNELS,), 101.0, False, "used CPU time, and its GPU does not measure short kernels"),
         ((ENGINES,), 101.0, False, "used CPU time, and its GPU does not measure JPEG and optical flow"),
         ((SHORT_KERNELS,), None, False, "its CPU time is not known"),
@@ -400,7 +401,7 @@ def process(pid=7, cpu=100.0, **more):
 def test_unmeasured_work_prevents_a_stop_if_the_process_may_do_it(unmeasured, cpu, rdma, why):
     found = cannot_tell(unmeasured, [process()], [process(cpu=cpu)], 300.0, lambda _pid: rdma)
     assert (found.startswith("cannot tell whether it works: ") and why in found) if why else found == ""
-    # Without a process, nothing can work.
+    # If there is no process, there can be no work.
     assert cannot_tell(unmeasured, [], [held(instance=1)], 300.0, lambda _pid: rdma) == ""
 
 
@@ -423,7 +424,8 @@ def test_doubt_does_not_withdraw_the_notice(machine):
         ({"clients": 1}, "a new client has connected"),
         ({"cpu_seconds": 100.2}, "its processes used 0 s of CPU time within 1 s"),
         ({"cpu_seconds": 100.05}, ""),
-        # The pid belongs to another process, or the values are unknown because a client disconnected.
+        # These values do not count: the pid belongs to another process, or a value is unknown because a client
+        # disconnected.
         ({"cpu_seconds": 200.0, "started_ticks": 6}, ""),
         ({"clients": None, "cpu_seconds": None}, ""),
     ],

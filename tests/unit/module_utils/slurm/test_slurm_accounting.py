@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Jobs that the module slurm_jobs reads.
+"""Read jobs as the module slurm_jobs does.
 
-The output was recorded with Slurm 22.05 and 24.11. The records contain a finished job, a job array, a requeued job, a
-suspended job, running, pending and cancelled jobs.
+The output was recorded with Slurm 22.05 and 24.11. It has a job array, and jobs that were finished, requeued,
+suspended, running, pending and cancelled.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_jobs_with_gpus_are_read_from_sacct(version):
     found = read_jobs(END - 14 * DAY, END, 60, 100, tools)
     assert (found["source"], found["problem"], found["since_seconds"]) == ("sacct", "", END - 14 * DAY)
     jobs = {row["array_id"]: row for row in found["jobs"]}
-    # Jobs without GPUs (15) and jobs that never started (22) are left out.
+    # The result leaves out jobs without GPUs (15) and jobs that never started (22).
     assert sorted(jobs) == sorted(["11", "12_1", "12_2", "12_3", "13", "14", "18", "19", "20", "21"])
     assert (jobs["12_3"]["id"], jobs["12_3"]["tres"]) == ("12", "billing=1,cpu=1,gres/gpu:1g.10gb=1,gres/gpu=1,node=1")
     assert (jobs["13"]["user"], jobs["13"]["account"], jobs["13"]["end"], jobs["13"]["runs"]) == (
@@ -106,7 +106,7 @@ def test_incomplete_output_is_ignored():
 
 
 def test_slow_database_shortens_the_time_range():
-    """Keep the newer jobs if a query for older jobs times out."""
+    """Keep the newer jobs if the query for older ones times out."""
     record = MARK.join(["7", "7", "eve", "a", "COMPLETED", "5", "9", "", "gres/gpu=1", "n1", "\n"])
 
     def hang(command):

@@ -23,7 +23,7 @@ WANTED = Request("gpu-a", "gpu:h100:1", ("gpu",), ("gres/gpu", "gres/gpu:h100"),
 
 
 def files(**texts):
-    """Return the prepared files of a cluster. A text of None removes a file."""
+    """Return the prepared files of a cluster. A text of None means no file."""
     given = {
         "slurm": f"ClusterName=lab\nGresTypes=gpu\nInclude {NODES}\nPartitionName=main Nodes=ALL\n",
         "gres": f"Include {GRES}\n",
@@ -81,17 +81,17 @@ def test_unknown_lines_are_kept():
 @pytest.mark.parametrize(
     ("texts", "place", "cure"),
     [
-        # The first run on a cluster.
+        # This is the first run on a cluster.
         ({"slurm": "ClusterName=lab\n" + NODE_LINE, "nodes": None}, "slurm.conf:", f"touch {ETC}/{NODES}"),
         ({"slurm": "ClusterName=lab\n" + NODE_LINE, "nodes": None}, "slurm.conf line 2", f"Move the line to {ETC}/{NODES}"),
         ({"gres": "", "lines": None}, "gres.conf:", f"Add the line `Include {GRES}`"),
         ({"gres": None, "lines": None}, "gres.conf: the file does not exist", f"touch {ETC}/{GRES}"),
-        # Slurm refuses a second line.
+        # Slurm refuses a second line for the node.
         ({"slurm": f"Include {NODES}\nNodeName=gpu-[1-2],gpu-a CPUs=1\n"}, "slurm.conf line 2", "refuses a second line"),
         ({"slurm": f"Include {NODES}\nInclude more.conf\n", "more.conf": NODE_LINE}, "more.conf line 1", "Move the line"),
         ({"nodes": ""}, NODES, "slurmd -C"),
         ({"nodes": "NodeName=gpu-[1-3],gpu-a CPUs=1\n"}, f"{NODES} line 1", "one line for each node"),
-        # Devices that slurmd would add to the layout's devices.
+        # slurmd would add the devices of these lines to the layout's devices.
         ({"gres": f"Include {GRES}\nName=gpu File=/dev/nvidia0\n"}, "gres.conf line 2", "with NodeName=gpu-a in front"),
         ({"gres": f"Include {GRES}\nNodeName=gpu-a Name=gpu File=/dev/nvidia0\n"}, "gres.conf line 2", "Move the line"),
         ({"gres": f"Include {GRES}\nNodeName=gpu-a AutoDetect=nvml\n"}, "gres.conf line 2", "Move the line"),
@@ -128,7 +128,7 @@ def test_types_are_added_where_the_collection_may_write():
 
 
 def test_accounting_needs_slurmdbd():
-    """GRES are accounted only if slurmdbd is in use. Without slurmdbd, slurmctld ends."""
+    """Require slurmdbd for the accounting of GRES. Otherwise slurmctld would end."""
     plain = f"GresTypes=gpu\nInclude {NODES}\n"
     assert "AccountingStorageTRES" not in edit(files(slurm=plain), ETC, WANTED).texts[NODES]
     accounted = plain + "AccountingStorageType=accounting_storage/slurmdbd\n"
@@ -156,7 +156,7 @@ def test_restored_lines_keep_later_changes_of_other_nodes():
 
 
 def test_candidate_includes_its_own_files():
-    """Check that full paths in Include lines are replaced."""
+    """Check that Include lines with full paths name the candidate's own files."""
     given = files(slurm=f"GresTypes=gpu\nInclude {ETC}/{NODES}\nInclude /srv/parts.conf\n")
     given["/srv/parts.conf"] = "PartitionName=main Nodes=ALL\n"
     found = candidate(given, ETC, edit(given, ETC, WANTED))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test which former lines of a node are restored."""
+"""Test which of a node's former lines are restored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE = [OWN % ("h100", "File=/dev/nvidia%d" % number) for number in range(4)]
     [
         (OWN % ("h100", "File=/dev/nvidia[0-3]"), True),
         (OWN % ("h100", "File=/dev/nvidia0,/dev/nvidia[1-3]"), True),
-        # slurmd would end with the file of a device that does not exist.
+        # If gres.conf names the file of a missing device, slurmd ends.
         (OWN % ("h100", "File=/dev/nvidia[0-7]"), False),
         (OWN % ("3g.40gb", "MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap[21-22]"), False),
     ],

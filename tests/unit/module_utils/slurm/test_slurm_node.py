@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The host's Slurm node as the module slurm_info returns it.
+"""Read the host's Slurm node as the module slurm_info does.
 
-The tools' answers have the formats of Slurm 22.05 and 24.11.
+The answers of Slurm's tools have the formats of Slurm 22.05 and 24.11.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOB = (
 
 
 class Tools:
-    """Replace Slurm's tools: return an answer by the first words of a command."""
+    """Replace Slurm's tools. An answer is found by the first words of the command."""
 
     def __init__(self, submit=None, **answers):
         self.tried, self.submit = [], submit or (lambda request: (0, "", "sbatch: Job 8 to start at"))
@@ -73,7 +73,7 @@ def test_node_that_has_not_registered_has_no_version():
 
 
 def test_capabilities_without_a_device_node_are_left_out(tmp_path):
-    # slurmd ends if a file in gres.conf does not exist.
+    # If gres.conf names a file that does not exist, slurmd ends.
     gpu = tmp_path / "proc/driver/nvidia/gpus/0000:1a:00.0"
     gpu.mkdir(parents=True)
     (gpu / "information").write_text("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-1\nDevice Minor: \t 2\n")
@@ -119,7 +119,7 @@ REFUSED = (1, "", "sbatch: error: Request GPUs with a type, for example --gres=g
 
 
 def queued(number, **fields):
-    """Return a line of squeue with requests per node, job, socket and task."""
+    """Return a line of squeue for a job with requests per node, job, socket and task."""
     return "%-20s" % number + "".join("%-120s" % fields.get(key, "N/A") for key in ("node", "job", "socket", "task"))
 
 
@@ -132,7 +132,7 @@ def test_every_kind_of_request_is_tried_in_every_partition():
 @pytest.mark.parametrize(
     ("submit", "problem"),
     [
-        # slurmctld accepts a request if the script fails.
+        # slurmctld also accepts a request if the submit script fails.
         (lambda request: (0, "", "sbatch: Job 8 to start at"), "partition main does not refuse --gres=gpu:1"),
         (
             lambda request: REFUSED if "gpus-per-task" not in request else (0, "", ""),
@@ -140,7 +140,7 @@ def test_every_kind_of_request_is_tried_in_every_partition():
         ),
         (lambda request: REFUSED if "pad" not in request else (0, "", ""), "does not refuse --gres=gpu:pad:1"),
         (lambda request: REFUSED if "night" not in request else (0, "", ""), "partition night does not refuse"),
-        # After this error, slurmctld may accept the request later.
+        # This error does not refuse the request for good. slurmctld may accept it later.
         (
             lambda request: (1, "", "allocation failure: Requested node configuration is not available"),
             "does not refuse",
@@ -188,7 +188,7 @@ def test_cores_and_close_cpus_are_read_from_sysfs(tmp_path):
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{package}\n")
         (folder / "thread_siblings_list").write_text(f"{siblings}\n")
-    # An offline CPU has no topology, and cpufreq is a folder beside the CPUs.
+    # An offline CPU has no topology. The folder cpufreq is among the folders of CPUs.
     (tmp_path / "sys/devices/system/cpu/cpu4").mkdir()
     (tmp_path / "sys/devices/system/cpu/cpufreq").mkdir()
     found = read_node("gpu-a", Tools(), str(tmp_path / "proc"), "/nonexistent", str(tmp_path / "sys"))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map Slurm's device numbers in gres.conf to the current UUIDs."""
+"""Map Slurm's device numbers in gres.conf to the devices' current UUIDs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ PAD = GPU_LINE + "Type=pad MultipleFiles=/dev/nvidia-caps/nvidia-cap1,/dev/nvidi
 
 
 def cap(instance):
-    """Return the capability number of an instance of GPU 0.
+    """Return the number of the capability of an instance of GPU 0.
 
-    The next number belongs to its compute instance.
+    The next number is that of its compute instance.
     """
     return 100 + 10 * instance
 
@@ -52,7 +52,10 @@ def line(kind, instance):
 
 
 def partitioned(*instances):
-    """Return the GPUs, with these instances of GPU 0: (id, profile, start, UUID)."""
+    """Return the GPUs, with these instances of GPU 0.
+
+    An instance is (id, profile, start, UUID).
+    """
     made = [
         GpuInstance(number, profile, Placement(start, 1), (ComputeInstance(0, int(profile[0]), Placement(0, 1), uuid),))
         for number, profile, start, uuid in instances
@@ -70,7 +73,7 @@ STATE = [(1, "3g.40gb", 4, "MIG-a"), (9, "1g.10gb", 0, "MIG-b"), (10, "1g.10gb",
 
 @pytest.fixture
 def host(tmp_path):
-    """Return a function that writes the devices and returns (UUIDs, messages)."""
+    """Return a function that lists the devices of GPUs, and returns (UUIDs, messages)."""
     boot = tmp_path / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("boot-1\n")
@@ -101,15 +104,15 @@ def test_devices_have_the_numbers_of_gres_conf(host):
     uuids, messages = host(partitioned(*STATE))
     assert uuids == ["MIG-a", "MIG-b", "MIG-c", "GPU-1", "GPU-2", "-"]
     assert messages == ["/%s written" % DEVICES]
-    # The file of a user's job must be readable, and equal content must not be written again.
+    # Users' jobs read this file. A second write with equal content must not happen.
     assert (host.root / DEVICES).stat().st_mode & 0o777 == 0o644
     assert host(partitioned(*STATE)) == (uuids, [])
 
 
 def test_gres_conf_identifies_the_devices(host):
-    """Use the order in gres.conf.
+    """Take the order of devices from gres.conf.
 
-    It may differ from the placements after a change beside a job.
+    It may differ from the order of placements after a change beside a job.
     """
     host.set_up([line("1g.10gb", 10), line("1g.10gb", 9)])
     assert host(partitioned(*STATE))[0] == ["MIG-c", "MIG-b"]
@@ -119,7 +122,7 @@ def test_device_keeps_its_number_while_it_exists(host):
     host(partitioned(*STATE))
     kept = [(9, "1g.10gb", 0, "MIG-new"), (10, "1g.10gb", 1, "MIG-c"), (1, "3g.40gb", 4, "MIG-a")]
     assert host(partitioned(*kept))[0][:3] == ["MIG-a", "MIG-new", "MIG-c"]
-    # The device keeps its number, even if gres.conf would give the number to another instance.
+    # A device keeps its number, even if gres.conf would give this number to another instance.
     swapped = [(9, "1g.10gb", 0, "MIG-c"), (10, "1g.10gb", 1, "MIG-new"), (1, "3g.40gb", 4, "MIG-a")]
     assert host(partitioned(*swapped))[0][:3] == ["MIG-a", "MIG-new", "MIG-c"]
 
@@ -134,7 +137,7 @@ def test_reboot_with_other_instances_corrects_gres_conf(host):
     uuids, messages = host(
         partitioned((2, "3g.40gb", 4, "MIG-x"), (1, "1g.10gb", 0, "MIG-y"), (9, "1g.10gb", 1, "MIG-z"))
     )
-    # 9 is still the instance of the second device.
+    # The instance with the capability 9 is still the second device.
     assert uuids == ["MIG-x", "MIG-z", "MIG-y", "GPU-1", "GPU-2", "-"]
     _comment, other, *lines = host.gres_conf.read_text().splitlines()
     assert lines == [line("3g.40gb", 2), line("1g.10gb", 9), line("1g.10gb", 1), *LINES[3:]]
@@ -151,7 +154,7 @@ def test_interrupted_correction_is_completed(host):
     after = partitioned((2, "3g.40gb", 4, "MIG-x"), *STATE[1:])
     settings = (host.root / SETTINGS).read_text()
     expected = host(after)[0], host.gres_conf.read_text()
-    # The run was interrupted after it wrote gres.conf and before it wrote the settings.
+    # The run was interrupted between writing gres.conf and writing the settings.
     (host.root / SETTINGS).write_text(settings)
     uuids, messages = host(after)
     assert (uuids, host.gres_conf.read_text()) == expected
@@ -168,7 +171,7 @@ def test_missing_devices_are_marked(host):
     uuids, messages = host(partitioned(STATE[1])[:2])
     assert uuids == ["-", "MIG-b", "-", "GPU-1", "-", "-"]
     assert "device 0 (3g.40gb of GPU-0) does not exist now, so its jobs fail" in messages
-    # The GPU left MIG mode, or entered it.
+    # In these two cases, a GPU has left MIG mode, and a GPU has entered it.
     assert host(GPUS)[0] == ["-", "-", "-", "GPU-1", "GPU-2", "-"]
     other = [GPUS[0], GPUS[1].with_instances((), True), GPUS[2]]
     assert host(other)[0] == ["-", "-", "-", "-", "GPU-2", "-"]
@@ -179,9 +182,9 @@ def test_profile_of_another_type_does_not_get_the_number(host):
 
 
 def test_numbers_that_change_are_not_listed_until_slurmd_uses_them(host):
-    """Wait for the restart of slurmd.
+    """List changed numbers only after slurmd was restarted.
 
-    Between the change of the files and the restart, slurmd allocates the former numbers.
+    Between the change of the files and its restart, slurmd allocates the former numbers.
     """
     host(partitioned(*STATE))
     after = [*STATE[1:], (11, "1g.10gb", 2, "MIG-d")]
@@ -204,7 +207,7 @@ def kinds(lines, types=(), node="gpu-a"):
 
 
 def test_lines_by_hand():
-    """Slurm sorts an administrator's lines by the types of the node."""
+    """Follow the order of the node's types, in which Slurm sorts hand-written lines."""
     lines = [
         "# comment", "AutoDetect=off", "NAME=gpu type=h100 File=/dev/nvidia[1-2] Cores=0-3 # whole",
         "NodeName=b Name=gpu File=/dev/nvidia0", "NodeName=gpu-a,gpu-[1-4] Name=gpu Type=old File=/dev/nvidia0",

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Techniques stay in their folders, and packages have no cyclic imports."""
+"""Check that techniques stay in their folders, and that imports have no cycles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.
 
 UTILS = Path(__file__).resolve().parents[4] / "plugins/module_utils"
 FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
-#: Files with tables that list all techniques.
+#: These files have tables of all techniques.
 TABLES = {
     "techniques/%s.py" % name
     for name in ("registry", "forms", "observers", "service_views", "commands", "importers", "lenders")
@@ -42,7 +42,7 @@ TABLES = {
 def imported(tree: ast.AST, path: str) -> set[str]:
     """Return the module_utils names that a module_utils file imports.
 
-    Names are dotted and relative to module_utils. Imports in functions are included.
+    The names are dotted and relative to module_utils. The result includes imports in functions.
     """
     package = path.split("/")[:-1]
     found = set()
@@ -56,8 +56,8 @@ def imported(tree: ast.AST, path: str) -> set[str]:
 def words_of(tree: ast.AST) -> set[str]:
     """Return the names and strings in the code, without docstrings.
 
-    Code could branch on these words. The attribute `Gpu.mig` is skipped, because it is NVML's data. `test_vendors`
-    limits its use.
+    The code could branch on these words. The attribute `Gpu.mig` is left out, because it is data of NVML.
+    `test_vendors` limits its use.
     """
     found = set()
     for node in ast.walk(tree):
@@ -72,9 +72,9 @@ def words_of(tree: ast.AST) -> set[str]:
     return found
 
 
-#: Words of a technique that other files may contain, by path pattern.
+#: By technique and path pattern, the words of the technique that other files may contain.
 EXCEPTED = {
-    # NVML's data on a GPU (`Gpu.mig`), in code and in the JSON of observations.
+    # `Gpu.mig` is NVML's data on a GPU. The name occurs in code and in the JSON of observations.
     "mig": {
         "plan/assumed.py": {"mig", "Mig"},
         "cli/holders.py": {"mig", "MIG"},
@@ -85,20 +85,20 @@ EXCEPTED = {
         "vendors/nvidia/*.py": {"mig", "Mig"},
     },
     "mps": {
-        # The kind of a process that NVML lists, or of a holder: any MPS process of any user.
+        # NVML and holders have this word for the processes of MPS, whatever user they belong to.
         "vendors/nvidia/nvml/session.py": {"mps"},
         "holders/*.py": {"mps", "MPS"},
         "metrics/text.py": {"MPS"},
-        # The name of a GRES of Slurm.
+        # Slurm has a GRES of this name.
         "slurm/config.py": {"mps"},
-        # A vgpu provider whose tenants are clients of MPS daemons.
+        # Tenants of one provider of vgpu are clients of MPS daemons.
         "techniques/vgpu/*.py": {"mps", "MPS"},
     },
 }
 
 
 def excepted(key: str, path: str) -> set[str]:
-    """Return the technique words that the file may contain."""
+    """Return the words of a technique that the file may contain."""
     return {word for pattern, words in EXCEPTED.get(key, {}).items() if fnmatch(path, pattern) for word in words}
 
 
@@ -106,14 +106,14 @@ def excepted(key: str, path: str) -> set[str]:
 def read(source: str, path: str) -> tuple[set[str], set[str]]:
     """Return the imports and words of a file.
 
-    The result is cached, because each file is checked for each technique.
+    Each file is checked for each technique, so the result is cached.
     """
     tree = ast.parse(source)
     return imported(tree, path), words_of(tree)
 
 
 def breaches(source: str, path: str, key: str, setting: str | None) -> set[str]:
-    """Return the imports and words with which a file outside a technique refers to it."""
+    """Return a file's words and imports that refer to this foreign technique."""
     names, all_words = read(source, path)
     inside = "techniques.%s" % key
     found = {name for name in names if name == inside or name.startswith(inside + ".")}
@@ -170,7 +170,7 @@ def test_packages_do_not_import_each_other_in_cycles():
         names = {name.split(".")[0] for name in read(file.read_text(encoding="utf-8"), path)[0]}
         graph.setdefault(here, set()).update(names - {here, ""})
     assert {"change", "cli"} <= {name for name, used in graph.items() if "techniques" in used}
-    # Repeatedly remove packages without imports. The packages that remain are in a cycle or lead to one.
+    # Remove packages without imports until no such package is left. The other packages are in a cycle, or lead to one.
     while True:
         done = {name for name, used in graph.items() if not used & graph.keys()}
         if not done:

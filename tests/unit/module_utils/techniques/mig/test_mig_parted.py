@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts from nvidia-mig-parted configurations, and reports on unsupported parts."""
+"""Convert configurations of nvidia-mig-parted, and report unsupported parts."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_equally_split_instances_are_one_entry_next_to_whole_ones():
         ([4, 4, 4], 7, [(4,), (4,), (4,)]),
         ([3, 4], 7, [(4, 3)]),
         ([1, 2, 4], 7, [(4, 2, 1)]),
-        # Two or three instances are possible, depending on the free space on the GPU.
+        # Depending on the free space on the GPU, two or three instances are possible.
         ([2, 2, 1, 1], 3, None),
     ],
 )
@@ -117,9 +117,9 @@ def test_parts_that_share_an_instance(parts, slices, shares):
 
 
 def created(order, slices, room):
-    """Return the instances that mig-parted creates from parts in the given order.
+    """Return the instances that mig-parted creates from parts in this order.
 
-    The GPU has room for `room` instances. The result is None if the order fails.
+    The GPU has room for `room` instances. Returns None if the order fails.
     """
     shares = []
     for part in order:
@@ -142,7 +142,7 @@ def test_parts_share_as_configured_on_any_gpu(slices):
                 continue
             settled += 1
             expected = sorted(sorted(share) for share in shares)
-            # mig-parted tries orders from the largest part down and takes the first that succeeds.
+            # mig-parted tries the orders of parts, from the largest part down, and takes the first order that succeeds.
             orders = sorted(set(permutations(parts)), reverse=True)
             for room in range(1, number + 1):
                 outcomes = (created(order, slices, room) for order in orders)
@@ -197,7 +197,7 @@ def test_inexpressible_configuration_is_reported(elements, said):
 def said_of(*elements):
     """Return the problems that are reported for a label.
 
-    The parser may refuse its layout.
+    The parser may refuse the label's layout.
     """
     return convert({"version": "v1", "mig-configs": {"label": list(elements)}}, "config.yaml", MODELS)["label"].problems
 

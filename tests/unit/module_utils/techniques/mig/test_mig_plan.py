@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans are valid, reach their target, and destroy as few instances as possible.
+"""Check that plans are valid, reach their target and destroy the fewest instances.
 
-The test finds the smallest possible number by brute force.
+The tests find the smallest possible number by brute force.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def whole(gpu, sharing="shared"):
 
 @st.composite
 def situations(draw):
-    """Generate (GPU in a valid state, profiles that fit an empty GPU of its model)."""
+    """Generate a GPU and profiles.
+
+    The GPU is in a valid state. The profiles fit on an empty GPU of its model.
+    """
     gpu = gpu_of(draw(st.sampled_from(MIG_MODELS)))
     pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
 

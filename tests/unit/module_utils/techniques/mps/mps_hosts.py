@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A simulated host with MPS daemons.
+"""Simulate a host with MPS daemons.
 
-Replaces systemctl, journalctl and nvidia-cuda-mps-control.
+The module replaces systemctl, journalctl and nvidia-cuda-mps-control.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ UNIT = "openfleet-mps@inference.service"
 class Host:
     """A simulated host with systemd 252 and MPS daemons of driver release 550.
 
-    `servers` maps the pid of a server to its limits and clients.
+    `servers` maps the pid of a server to the limits and clients of the server.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.state = "running"
         self.boot_unit = self.basic_target = "active"
-        #: Properties by unit that differ from the properties of a stopped unit.
+        #: For each unit, the properties that differ from those of a stopped unit.
         self.units: dict[str, dict[str, str]] = {}
         self.called: list[str] = []
-        #: The percentage and the limits by GPU index, for each daemon name.
+        #: For each daemon name, the percentage, and the limits by GPU index.
         self.daemons: dict[str, dict] = {}
         self.servers: dict[int, dict] = {}
         self.broken: dict[str, str] = {}
         #: This function is called when systemd would mount a pipe directory.
         self.on_enable = lambda: None
-        #: The fake systemd calls `coming` during its query number `until`. `shown` is the number of queries so far.
+        #: The simulated systemd calls `coming` during the query with the number `until`. `shown` counts the queries.
         self.shown, self.until, self.coming = 0, 0, lambda: None
 
     def __call__(self, command, input="", env=None, timeout_seconds=0):
@@ -88,7 +88,7 @@ class Host:
         return "".join("%s=%s\n" % item for item in shown.items())
 
     def start(self, unit):
-        """Start a unit. Its daemon gets its devices and limits from the unit's files."""
+        """Start a unit. The daemon reads its devices and limits from the unit's files."""
         name = instance(unit)
         self.units[unit] = {"ActiveState": "active", "MainPID": "9"}
         self.daemons[name] = {"percentage": 100.0, "limits": {}}
@@ -123,7 +123,7 @@ def instance(unit):
 
 
 def make_host(root: Path) -> Host:
-    """Return a host that has everything that a daemon needs."""
+    """Return a host with everything that a daemon needs."""
     (root / "run/systemd/system").mkdir(parents=True)
     (root / "usr/bin").mkdir(parents=True)
     (root / "usr/bin/nvidia-cuda-mps-control").touch()

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons are stopped before a change of GPUs, and started after it.
+"""Stop MPS daemons before a change of GPUs, and start them after it.
 
-A failed change restores them.
+If the change fails, restore the daemons.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CLIENT = MpsClient(77, 42, "python3 serve.py", "alice")
 
 
 class Daemons:
-    """The MPS daemons of a host, by name, with their devices.
+    """Act like MpsHost on a host with these daemons and their devices.
 
-    Acts like MpsHost, except that operations on the daemons in `broken` fail.
+    Operations on the daemons in `broken` fail.
     """
 
     def __init__(self, *daemons):
@@ -206,7 +206,7 @@ def test_recovery_starts_stopped_daemons_of_the_journal():
     work.stop([])
     mps_apply.bring_back(entry, daemons, HOST)
     assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
-    # A second recovery changes nothing, and a recovery after a later change changes nothing either.
+    # A second recovery changes nothing. Neither does a recovery after a later change.
     before = list(daemons.restarted)
     mps_apply.bring_back(entry, daemons, HOST)
     daemons.stop("old")

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Count dead MPS servers from the log of their daemon.
+"""Count the deaths of MPS servers from the log of their daemon.
 
-data/mps/*.log were recorded from the daemon of release 535.261.03. no-driver.log is from a machine without a driver, on
-which each server ends at once. For killed.log, `sleep` replaced the server program. One server was killed by a signal,
-and the other server ended with the daemon.
+data/mps/*.log are logs of the daemon of release 535.261.03. no-driver.log is from a machine without a driver, on which
+each server ends at once. For killed.log, `sleep` replaced the server program: a signal killed one server, and the other
+server ended with the daemon.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ OTHER = "NEW CLIENT 7 from user 1002: Server is not ready, push client to pendin
         ((*ONE, *FATAL), 1),
         # The daemon keeps running, and each server that it starts dies.
         ((*ONE, *FATAL, "Starting new server 95 for user 1001", FATAL[0], "Server 95 exited with status 1"), 2),
-        # The daemon ends an idle server because another user has a client.
+        # The daemon ended an idle server because another user has a client.
         ((*ONE, OTHER, "Server 92 exited with status 0", "Starting new server 99 for user 1002"), 0),
-        # A client of the same user is waiting, so the server was killed.
+        # The same user has a client that waits, so the daemon did not end the server: it was killed.
         ((*ONE, ONE[0], "Server 92 exited with status 0"), 1),
-        # A server that crashes while another user waits counts as dead.
+        # A server that crashes while another user waits counts as a death.
         ((*ONE, OTHER, *FATAL), 1),
         ((*ONE, "Cmd:shutdown_server 92", "Server 92 exited with status 0"), 0),
-        # If a server started before the first scan, exit status 0 does not show whether the server died.
+        # The server started before the first scan. Its exit status 0 does not show whether it was killed.
         (("Server 92 exited with status 0",), 0),
         (("Server 92 exited with status 134",), 1),
         ((*ONE, "quit command issued with timeout of 10", "Server 92 exited with status 1"), 0),
-        # Only root's `quit` takes effect, although any user may send it.
+        # Any user may send `quit`, but only root's takes effect.
         ((*ONE, "Cmd:quit", "Not enough privilege to execute quit command", "Server 92 exited with status 1"), 1),
         (("quit command issued", "Starting control daemon using socket /x", *ONE, *FATAL), 1),
-        # Log lines that are not about a server's end contain the same words.
+        # These log lines have the same words, but are not about the end of a server.
         (("Cmd:Server 5 exited with status 1", 'Unknown command "Server 5 exited with status 1"'), 0),
     ],
 )
@@ -87,7 +87,7 @@ def test_saved_state_is_limited():
 
 
 class Journal:
-    """The journal of a unit, queried like journalctl. Entries have numbers as cursors."""
+    """The journal of a unit, queried like journalctl. An entry's number is its cursor."""
 
     def __init__(self):
         self.entries, self.broken, self.asked = [], False, []
@@ -123,7 +123,7 @@ def test_counter_continues_in_new_processes(counted):
     counted.journal.entries += lines(*ONE, *FATAL)
     assert counted() == {"inference": 1}
     assert "--since=@1700000000" in counted.journal.asked[-1]
-    # Only lines of the daemon's unit that journald attributes to root.
+    # Only lines count that journald attributes to root and to the daemon's unit.
     assert counted.journal.asked[-1][-2:] == ["_SYSTEMD_UNIT=openfleet-mps@inference.service", "_UID=0"]
     assert counted() == {"inference": 1}
     counted.journal.entries += lines("Starting new server 95 for user 1001", "Server 95 exited with status 1")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of MPS daemons.
+"""Check the files of MPS daemons.
 
 molecule/sharing tests them with systemd, Podman and the real daemon.
 """
@@ -31,7 +31,7 @@ MIG = ("MIG-31d0b6cc-0d48-5a5b-9a33-d3ee1d8a6b3f",)
 
 
 def settings(text: str) -> dict[str, str]:
-    """Parse the file like systemd's environment files and podman's --env-file."""
+    """Parse the file as systemd does for environment files, and podman for --env-file."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     pairs = [line.split("=", 1) for line in lines]
     assert all(re.fullmatch("[A-Z_]+", name) and not re.search(r"[\s\"'\\$#]", value) for name, value in pairs)
@@ -54,7 +54,7 @@ def test_daemon_and_clients_agree(daemon, devices):
     assert own["CUDA_MPS_PIPE_DIRECTORY"] == client["CUDA_MPS_PIPE_DIRECTORY"] == pipes
     assert own["CUDA_MPS_LOG_DIRECTORY"] == "/var/log/openfleet-mps/%s" % daemon.name
     assert own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(daemon.active_thread_percentage)
-    # Other variables could only lower a client's limits below the daemon's default, which already applies.
+    # All other variables could only lower a client's limits below the default of the daemon, which applies anyway.
     assert set(client) == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"}
 
 
@@ -106,7 +106,7 @@ def test_names(name, wrong):
 
 
 def test_the_longest_name_leaves_room_for_the_longest_socket():
-    # unix(7): sun_path has 108 bytes including the final null.
+    # unix(7): sun_path has 108 bytes, including the null at the end.
     path = mps_files.pipe_directory("x" * mps_files.LONGEST_NAME) + "/control_privileged"
     assert len(path) == 107
 
@@ -136,8 +136,8 @@ def test_the_pipe_directory_has_a_file_system_of_limited_size(name, unit):
     assert {"nosuid", "nodev", "noexec", "mode=0700"} <= set(options)
     sizes = dict(option.split("=") for option in options if "=" in option)
     assert int(sizes["size"].rstrip("M")) <= 64 and int(sizes["nr_inodes"]) <= 65536
-    # The unit must not mount over the sockets of a running daemon. Each daemon's unit mounts its folder before the
-    # start.
+    # The unit must not mount over the sockets of a running daemon. The unit of each daemon has the folder mounted
+    # before it starts.
     assert "ConditionDirectoryNotEmpty=!/%s\n" % folder.path in folder.unit_text
     assert "RequiresMountsFor=%t/openfleet-mps/%i\n" in mps_unit.shared_files(False)[mps_unit.UNIT_PATH]
 
@@ -153,7 +153,7 @@ def test_systemd_knows_the_unit_by_the_same_name():
 
 @pytest.fixture
 def driver(tmp_path):
-    """Make the driver's files in /proc and a replacement for nvidia-modprobe.
+    """Make the driver's files in /proc, and replace nvidia-modprobe.
 
     The replacement records its arguments.
     """
@@ -178,7 +178,7 @@ def driver(tmp_path):
 def run_as_systemd_does(line: str, root: Path) -> None:
     """Run the command of an ExecStartPre=-+/bin/sh -c '…' as systemd would.
 
-    The replacement runs in place of nvidia-modprobe. Sources: systemd.service(5) and systemd.syntax(7).
+    The replacement of nvidia-modprobe runs. Sources: systemd.service(5) and systemd.syntax(7).
     """
     script = re.fullmatch(r"ExecStartPre=-\+/bin/sh -c '([^']*)'", line.replace("\\\n", " "))[1]
     assert not re.search(r"[\\%]|(?<!\$)\$(?!\$)", script)
@@ -196,8 +196,8 @@ def test_device_nodes_of_every_gpu_and_mig_device_are_created(driver):
     (line,) = [text for text in re.findall(r"^\w+=(?:.*\\\n)*.*$", unit, re.MULTILINE) if "nvidia-modprobe" in text]
     run_as_systemd_does(line, driver)
     capabilities = "%s/proc/driver/nvidia/capabilities" % driver
-    # The calls are for nvidia-uvm with nvidia-uvm-tools, for nvidiactl, for each GPU by its own number, and for each
-    # instance.
+    # nvidia-modprobe is called for nvidia-uvm with nvidia-uvm-tools, for nvidiactl, for each GPU by its own number, and
+    # for each instance.
     assert sorted((driver / "called").read_text().splitlines()) == sorted(
         ["-u -c 0", "-c 255", "-c 0", "-c 11"]
         + ["-f %s/%s/access" % (capabilities, name) for name in ("gpu0/mig/gi2", "gpu0/mig/gi2/ci0", "gpu11/mig/gi0")]
@@ -208,7 +208,7 @@ def test_containers_may_use_the_pipe_directory_under_selinux():
     without, under = (mps_unit.shared_files(selinux=s)[mps_unit.UNIT_PATH].splitlines() for s in (False, True))
     (line,) = [line for line in under if line not in without]
     assert line == "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i"
-    # The directory gets its SELinux type before files are created in it, because the files inherit the type.
+    # The directory must get its SELinux type before files are created in it, because files inherit the type.
     assert under.index(line) > max(i for i, text in enumerate(under) if "find " in text)
     assert [line for line in under if line in without] == without
 

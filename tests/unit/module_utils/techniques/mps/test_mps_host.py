@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test a host's MPS daemons in a folder.
 
-systemctl, journalctl and nvidia-cuda-mps-control are replaced. These tests cover what the lab cannot: servers and
-clients (which need a GPU), a boot, missing programs, and failures. molecule/sharing runs the real systemd and daemon.
+systemctl, journalctl and nvidia-cuda-mps-control are replaced. These tests cover cases that the lab cannot create:
+servers and clients (which need a GPU), a boot, missing programs, and failures. molecule/sharing runs the real systemd
+and daemon.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def test_nothing_is_awaited_while_the_host_boots(host, mps, basic_target, boot_u
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "--no-block restart -- " + UNIT
     assert host.daemons == {}
-    # The start job is queued, so the daemon is not running yet. This is not reported as a problem.
+    # The start job waits in the queue, so the daemon does not run yet. This is no problem to report.
     host.units[UNIT] = {"Job": "211"}
     shown = host.shown
     (seen,) = mps.observe()
@@ -90,7 +91,7 @@ def test_nothing_is_awaited_while_the_host_boots(host, mps, basic_target, boot_u
 
 
 def test_late_boot_is_awaited(host, mps):
-    """Wait only for the boot unit, even if another unit delays the boot."""
+    """Wait for the boot unit only, even if another unit delays the boot."""
     host.state = "starting"
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "restart -- " + UNIT
@@ -181,8 +182,8 @@ def test_adjustable_settings():
     assert adjustable(seen, dataclasses.replace(DAEMON, pinned_memory_limit_bytes=GIB), list(DEVICES))
     assert adjustable(seen_unlimited, DAEMON, DEVICES)
     assert adjustable(seen_unlimited, unlimited, DEVICES)
-    # No command can change the devices or their order, or remove a limit. Limits of a stopped or unresponsive daemon
-    # cannot be changed either.
+    # No command can change devices or their order, or remove a limit. A daemon that is stopped or unresponsive cannot
+    # get new limits either.
     assert not adjustable(seen, DAEMON, DEVICES[:1])
     assert not adjustable(seen, DAEMON, DEVICES[::-1])
     assert not adjustable(seen, unlimited, DEVICES)
@@ -212,7 +213,7 @@ def test_servers_and_clients_are_listed(host, mps):
     first, second = seen.clients
     assert (first.pid, first.server_pid, first.command) == (77, 41, "python3 train.py")
     assert first.user
-    # The client has ended since the server listed it.
+    # The client has ended after the server listed it.
     assert second == MpsClient(78, 41, attested=False)
 
 
@@ -221,8 +222,8 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
     mps.start(DAEMON, DEVICES)
     host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78, 79, 80]}}
     proc = host.root / "proc"
-    # These device nodes replace GPUs, because their numbers are equal on every machine: /dev/null is 1:3, /dev/zero is
-    # 1:5, and /dev/tty is 5:0.
+    # These device nodes stand in for GPUs, because their numbers are the same on every machine: /dev/null is 1:3,
+    # /dev/zero is 1:5, and /dev/tty is 5:0.
     opened = {41: ("/dev/null",), 77: ("/dev/null",), 78: ("/dev/null",), 79: (), 80: ("/dev/zero",)}
     for pid, uid in ((41, 1000), (77, 1000), (78, 70), (79, 1000), (80, 1000)):
         (proc / str(pid) / "fd").mkdir(parents=True)
@@ -235,7 +236,7 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
         (seen,) = mps.observe()
         assert seen.server_pids == (41,)
         clients = [client.pid for client in seen.clients if client.attested]
-        # Other processes count as holders of the GPU, because they are not the daemon's own.
+        # All processes that are not the daemon's own count as holders of the GPU.
         own = mps_plan.serves([seen])["GPU-a"]
         assert own == {9, *clients, *({41} - set(seen.unattested_server_pids))}
         assert not clients or 41 in own
@@ -244,20 +245,20 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
     def server(text):
         (proc / "41/status").write_text(text)
 
-    # Simulated GPUs have no device nodes, so only the user ID is compared.
+    # Simulated GPUs have no device nodes, so the check compares only the user ID.
     assert attested() == [77, 79, 80]
     (proc / "devices").write_text("Character devices:\n  1 nvidia-frontend\n  5 nvidia-caps\n")
     assert attested() == [77]
-    # The server has ended, for example because its user killed it after the daemon listed it.
+    # The server has ended. For example, its user killed it after the daemon listed it.
     (proc / "41/status").rename(proc / "41/gone")
     assert attested() == []
-    # An MPS server that runs as root serves all users.
+    # If an MPS server runs as root, it serves all users.
     server("PPid:\t9\nUid:\t0\t0\t0\t0\n")
     assert attested() == [77, 78]
-    # Any process can have the server's name, but only a child of the daemon has the daemon as its parent.
+    # Any process can have the name of the server, but only a child of the daemon has the daemon as its parent.
     server("PPid:\t1\nUid:\t0\t0\t0\t0\n")
     assert attested() == []
-    # Root in a container can write to the pipes of the daemon that it uses, and imitate a server.
+    # Root in a container can write to the pipes of its daemon, and so imitate a server.
     server("PPid:\t9\nUid:\t0\t0\t0\t0\nNSpid:\t41\t7\n")
     assert attested() == []
     server("PPid:\t9\nUid:\t0\t0\t0\t0\n")
@@ -270,7 +271,7 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
 def test_a_client_in_mig_mode_has_the_instance_of_its_server_open(host, own):
     proc = host.root / "proc"
     (proc / "1").mkdir(parents=True)
-    # /dev/full is 1:7, and /dev/random is 1:8.
+    # /dev/full is device 1:7, and /dev/random is 1:8.
     (proc / "devices").write_text("Character devices:\n  1 nvidia-caps\n  5 nvidia\n")
     for pid, files in ((41, ("/dev/tty", "/dev/full")), (77, ("/dev/tty", "/dev/full" if own else "/dev/random"))):
         (proc / str(pid) / "fd").mkdir(parents=True)
@@ -281,7 +282,7 @@ def test_a_client_in_mig_mode_has_the_instance_of_its_server_open(host, own):
 
 def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
     mps.start(DAEMON, DEVICES)
-    # The test uses a simulated clock, so that a busy machine makes no difference.
+    # With a simulated clock, a busy machine makes no difference.
     now, asked = [0.0], []
     monkeypatch.setattr(mps_control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None))
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(1000, 1500)}
@@ -293,7 +294,7 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
         for pid in range(100, 160)
     }
     assert "clients or more" in mps.observe()[0].problem
-    # There are a few servers, and each answers after 9 seconds.
+    # The host has a few servers, each of which answers after 9 seconds.
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(100, 160)}
 
     def slow(command, **options):
@@ -304,7 +305,7 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
     seen = MpsHost(str(host.root), slow).observe()[0]
     assert "takes too long to answer" in seen.problem and now[0] <= 63
     assert all(seconds <= 10 for seconds in asked)
-    # A change of limits has the same time limit as an observation.
+    # A change of limits must keep the same time limit as an observation.
     now[0] = 0.0
     with pytest.raises(ApplyError, match="takes too long"):
         MpsHost(str(host.root), slow).adjust(DAEMON, DEVICES)
@@ -312,11 +313,11 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
 
 
 def test_a_client_with_a_long_command_can_be_ended(host, mps, tmp_path):
-    """Compare the whole command line of a process before the process is ended."""
+    """Compare the whole command line of a process before the test ends the process."""
     mps.start(DAEMON, DEVICES)
     (host.root / "proc").symlink_to("/proc")
     host.units[UNIT]["MainPID"] = str(os.getpid())
-    # The command line is empty until exec. The process prints a line after exec.
+    # Until exec, the command line is empty. After exec, the process prints a line.
     client = subprocess.Popen(
         ["sh", "-c", "echo; read _", *(["0"] * 100)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -518,7 +519,7 @@ def test_unresponsive_systemd_is_an_error(host, mps):
     for act in (mps.observe, lambda: mps.start(DAEMON, DEVICES), lambda: mps.stop("inference")):
         with pytest.raises(ApplyError, match="Failed to connect to bus") as error:
             act()
-        # If a change only observes the host, it certainly changed nothing.
+        # An action that only observes the host has certainly changed nothing.
         assert (error.value.outcome == "old") == (act == mps.observe)
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan which MPS daemons of a layout stay, get new limits, stop or start."""
+"""Plan which MPS daemons of a layout continue, get new limits, stop or start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shared(gpus):
 
 
 def planned(layout, gpus=H100, seen=(), adjustable=True):
-    """Return the wanted daemons and the part of the plan that changes daemons."""
+    """Return the wanted daemons, and the part of the plan that changes daemons."""
     layout = parse_layout(layout)
     plan = planner.plan(gpus, targets(layout, gpus))
     wanted = mps_plan.wanted(layout, plan, "580.105.08", seen)
@@ -56,12 +56,12 @@ def refused(layout, gpus=H100):
 
 
 def served(gpu):
-    """Return the GPU in the state that it has while a daemon uses it."""
+    """Return the GPU in the state that it has while a daemon runs on it."""
     return dataclasses.replace(gpu, compute_mode="exclusive_process")
 
 
 def running(daemon, devices, **changes):
-    """Return the daemon as observed while it runs with its settings."""
+    """Return the daemon as observed while it runs with its own settings."""
     limits = (daemon.pinned_memory_limit_bytes,) * len(devices)
     seen = MpsSeen(daemon, tuple(devices), True, 41, (42,), (), daemon.active_thread_percentage, limits)
     return dataclasses.replace(seen, **changes)
@@ -228,7 +228,7 @@ def test_unconfirmed_client_is_named_but_not_ended():
     assert str(who) == (
         "pid 77 (python3 serve.py, user alice), its client only according to the server 42, so it is not ended"
     )
-    # An unconfirmed client is not one of the daemon's own processes, so it counts as a separate holder.
+    # An unconfirmed client may not belong to the daemon, so it counts as a separate holder.
     assert mps_plan.serves([seen])[H100[0].uuid] == {41, 42}
     assert mps_plan.serves([dataclasses.replace(RUNNING, clients=(CLIENT,))])[H100[0].uuid] == {41, 42, 77}
 
@@ -282,7 +282,7 @@ def test_a_gpu_that_gets_mig_loses_its_daemon_first():
 
 
 def named(gpu):
-    """Return the GPU with a UUID for each of its MIG devices."""
+    """Return the GPU, with UUIDs for its MIG devices."""
     instances = [
         dataclasses.replace(
             i, compute_instances=tuple(dataclasses.replace(c, mig_uuid=f"MIG-{i.id}") for c in i.compute_instances)
@@ -366,7 +366,7 @@ def test_tenants_of_mps_have_a_daemon_for_each_gpu():
     ]
     assert {each.compute_mode for each in wanted} == {"default"}
     assert plan.lines() == ["mps vgpu-%s: start (2 clients of 100 %%) on gpu %d" % (g.uuid, g.index) for g in H100[:2]]
-    # A new tenant becomes a client of the running daemon.
+    # A new tenant becomes a client of the daemon that runs already.
     seen = [running(each.daemon, [each.daemon.places[0].gpu_uuid]) for each in wanted]
     more = planned([tenants("a", "b", "c", provider="mps")], seen=seen)[1]
     assert [type(step).__name__ for step in more.steps] == ["AdjustMps", "AdjustMps"]

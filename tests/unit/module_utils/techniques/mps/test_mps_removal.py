@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons without a working driver, and daemons in module results."""
+"""Test MPS daemons without a working driver, and daemons in results of modules."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Return a simulated host with two daemons and an unresponsive driver.
+    """Return a simulated host with two daemons and a driver that does not respond.
 
-    The modules under test use this host.
+    The tested modules use this host.
     """
     found = make_host(tmp_path / "root")
     mps = mps_host.MpsHost(str(found.root), found)
@@ -56,7 +56,7 @@ def serve(tmp_path):
 
 
 class Living:
-    """A server's client list, which has one process until this process ends."""
+    """The list of a server's clients, which has one process until that process ends."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self._process = process
@@ -69,7 +69,7 @@ class Living:
 def client(host, tmp_path):
     (host.root / "proc").symlink_to("/proc")
     host.units[UNIT]["MainPID"] = str(os.getpid())
-    # The command line is empty until exec. The process prints a line after exec.
+    # Until exec, the command line is empty. After exec, the process prints a line.
     process = subprocess.Popen(["sh", "-c", "echo; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline()
     with opened(program=named(tmp_path, "nvidia-cuda-mps-server")) as server:

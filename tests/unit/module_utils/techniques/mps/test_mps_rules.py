@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Client limits of MPS compared with NVIDIA's documents."""
+"""Compare the client limits of MPS with NVIDIA's documents."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules
         ("6.1", "595.10", 16),
         ("7.0", "550.163.01", 48),
         ("9.0", "580.95.05", 48),
-        # MPS documentation of release 590 (CUDA 13.1): the limit is 60 clients instead of 48.
+        # MPS documentation of release 590 (CUDA 13.1): the limit is 60 clients, no longer 48.
         ("9.0", "590.44.01", 60),
         ("10.0", "615.10.02", 60),
-        # A release number that cannot be parsed is never a reason to refuse a request.
+        # If a release number cannot be parsed, it is no reason to refuse a request.
         ("9.0", "", 60),
         ("9.0", None, 60),
         ("6.1", None, 16),
@@ -37,7 +37,7 @@ def test_clients_of_a_gpu(capability, driver, most):
 @pytest.mark.parametrize(
     ("slices", "driver", "most"),
     [
-        # MIG user guide, CUDA Concurrency Mechanisms: the limit is proportional to the compute instance.
+        # MIG user guide, "CUDA Concurrency Mechanisms": the limit is proportional to the size of the compute instance.
         ((7, 7), "580.95.05", 48),
         ((3, 7), "580.95.05", 20),
         ((1, 7), "580.95.05", 6),

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Time slices in the output of nvidia-smi (version 535) and in plans."""
+"""Test time slices in plans, and in the output of nvidia-smi (version 535)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ GPUS = assumed_gpus(["L40S-48GB", "L40S-48GB", "H100-80GB"])
 
 
 class NvidiaSmi:
-    """List and set time slices like nvidia-smi.
+    """List and set time slices as nvidia-smi does.
 
-    Any number is accepted. The list ends at the first GPU without time slices.
+    Accepts any number. The list ends at the first GPU without time slices.
     """
 
     NAMES = ("Default", "Short", "Medium", "Long")
@@ -76,7 +76,7 @@ def seen(smi):
 def sliced(gpu, name, problem=None, **fields):
     """Return the GPU with this time slice.
 
-    None means that the slice was not read, or is unavailable for the given reason.
+    None means that the slice was not read. If `problem` is given, it is the reason why the slice is unavailable.
     """
     read = {} if name is problem is None else {"time_slice": Setting(name, problem)}
     return dataclasses.replace(gpu, settings=read, **fields)

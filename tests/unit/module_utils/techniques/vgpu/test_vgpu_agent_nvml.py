@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the agent attributes processes to tenants, and its report. No GPU is needed."""
+"""Test the agent's report, and how it attributes processes to tenants."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS_AT = 432
 
 
 def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 1000, name: str = "a") -> None:
-    """Add a process to the simulated /proc. It has pid 5 in its own PID namespace."""
+    """Add a process to the simulated /proc. In its own PID namespace, its pid is 5."""
     folder = proc / str(pid)
     (folder / "ns").mkdir(parents=True)
     (folder / "ns/pid").symlink_to("pid:[4026532000]")
@@ -63,7 +63,10 @@ def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 
     ],
 )
 def test_process_counts_only_for_a_tenant_that_it_may_use(tmp_path, group, ids, counts):
-    """Ignore a variable alone: with it, any host user could use up a tenant's quota."""
+    """Ignore the variable alone.
+
+    Any user of the host can set it, and could then use up a tenant's quota.
+    """
     process(tmp_path / "proc", 7, **ids)
     found = Processes(tmp_path, str(tmp_path / "proc")).of([7, 8], [dataclasses.replace(TENANT, group=group)])
     assert found == ({7: Process("a", 5, 4026532000)} if counts else {})
@@ -76,7 +79,7 @@ def slot(pid: int, used: int, number: int = 0, nonce: int = 3) -> Slot:
 def told(report: Report, memory: dict[int, int], before: list[Slot], after: list[Slot]) -> tuple[tuple, list[tuple]]:
     """Return the values that the agent wrote into its report.
 
-    They are the slot for other processes and their bytes, and (slot, nonce, beyond, steady) of each process.
+    These are the slot and the bytes for other processes, and (slot, nonce, beyond, steady) of each process.
     """
     processes = {pid: Process("a", pid, 1) for pid in memory}
     regions = [Region(tuple(slots), {COLUMN: 0}) for slots in (before, after)]
@@ -177,7 +180,7 @@ def test_missing_nvml_is_reported_once_and_nothing_is_written(tmp_path, report, 
 
 
 def test_hanging_call_is_reported_once_and_nothing_is_written(tmp_path, report, monkeypatch):
-    """Do not count a hanging call as a lost GPU.
+    """Do not take a hanging call for a lost GPU.
 
     A hanging call may mean that the whole driver hangs. If a GPU is lost, only its column is missing.
     """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of tenants that fails or is interrupted at every file operation."""
+"""Interrupt a change of tenants at every file operation, or let it fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def layout(*tenants):
     return [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": quotas}}]
 
 
-#: A change from BEFORE to AFTER removes, shrinks, grows, moves, adds, keeps and renames tenants, and ends an earlier
+#: The change from BEFORE to AFTER removes, shrinks, grows, moves, adds, keeps and renames tenants, and ends an earlier
 #: name.
 BEFORE = layout(
     ("goes", 4, {}),
@@ -53,8 +53,8 @@ AFTER = layout(
     ("one", 2, {}),
     ("stays", 4, {"gpus": 2}),
 )
-#: Test the change to AFTER, and also the change back to BEFORE. On the way back, the layout has no `was`, but the
-#: tenant gets its earlier name.
+#: The change is tested from BEFORE to AFTER, and back. On the way back, the layout has no `was`, but the tenant gets
+#: its earlier name.
 WAYS = pytest.mark.parametrize("way", [(BEFORE, AFTER), (BEFORE, AFTER, BEFORE)], ids=["there", "back"])
 
 
@@ -68,7 +68,7 @@ def change(host, data, holders=lambda name, gpu: (), look=lambda: HOST, clear=No
 def carry_out(work):
     """Apply the tenants like `apply_plan` until the new layout is complete.
 
-    The GPUs are not changed.
+    This does not change the GPUs.
     """
     done = []
     work.stop(done)
@@ -88,11 +88,11 @@ def files(root):
 
 
 class CutOff(BaseException):
-    """End like SIGKILL, without cleanup."""
+    """End a run without cleanup, as SIGKILL does."""
 
 
 class Operations:
-    """Count file operations, and raise `error` in operation number `at`."""
+    """Count file operations, and raise `error` in the operation with the number `at`."""
 
     def __init__(self, monkeypatch):
         self.count, self.at, self.error = 0, None, None
@@ -125,9 +125,9 @@ def counting(monkeypatch):
 
 @pytest.fixture(name="make")
 def maker(tmp_path, monkeypatch):
-    """Return a function that makes a host with the layout BEFORE.
+    """Return a function that makes a host with a layout.
 
-    The function returns the host and its root folder.
+    It returns the host and its root folder.
     """
     # The tests write thousands of files that need not survive a power loss.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -167,15 +167,16 @@ def test_renamed_tenant_keeps_its_files_and_gets_new_ones(make):
     assert {path: now[path] for path in old} == old
     assert now["etc/openfleet-gpu/vgpu/old/alias_of"] == "new\n"
     assert "counted_as old\n" in now["etc/openfleet-gpu/vgpu/new/quota"]
-    # These files are mapped by running processes and mounted in containers.
+    # Running processes have mapped these files, and containers have mounted them.
     assert {path: path.stat() for path in root.glob("run/**/*") if "old" in str(path)} == run
     assert not [path for path in root.glob("run/**/*") if "new" in path.name]
 
 
 def every_operation(make, operations, way):
-    """Return the file operations of a change that nothing interrupts.
+    """Count the file operations of a change that nothing interrupts.
 
-    The result is the number of all operations, the number until the layout is complete, and the resulting files.
+    Returns the number of all operations, the number of operations until the layout is complete, and the resulting
+    files.
     """
     host, root = make(*way[:-1])
     operations.fail(None, None)
@@ -229,7 +230,7 @@ def test_next_run_completes_a_failed_removal(make, operations):
 def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
     count, until, after = every_operation(make, operations, way)
     for at in sample(range(1, count + 1), 3):
-        # When the new layout is complete, there is no journal for a rollback any more.
+        # As soon as the new layout is complete, the journal for a rollback is gone.
         for back in (False, True) if at <= until else (False,):
             operations.fail(None, None)
             host, root = make(*way[:-1])
@@ -243,7 +244,7 @@ def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
                 vgpu_apply.bring_back(journal, host)
                 assert files(root) == before, "operation %d" % at
             carry_out_and_settle(change(host, way[-1]))
-            # A repeated change may choose another free seat, so only the file names are compared.
+            # A repeated change may choose another free seat, so the test compares only the names of files.
             assert files(root).keys() == after.keys(), "operation %d" % at
             assert change(host, way[-1]).record == {"before": [], "comes": []}, "nothing is left to do"
 
@@ -274,7 +275,7 @@ def test_name_that_a_process_uses_since_the_plan_is_kept(make):
     with pytest.raises(BusyError, match="the name earlier of vgpu one is in use by pid 7"):
         carry_out(work)
     assert {path: text for path, text in files(root).items() if not path.startswith("proc/")} == before
-    # The name stays in use, so the next plan keeps it and does everything else.
+    # The earlier name is still in use. The next plan keeps it, and does everything else.
     carry_out_and_settle(change(host, AFTER))
     assert "etc/openfleet-gpu/vgpu/earlier/quota" in files(root)
     assert change(host, AFTER).record == {"before": [], "comes": []}, "nothing is left to do"
