@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real processes with real sockets, users and programs, in simulated cgroups."""
+"""Start real processes with real sockets, users and programs in simulated cgroups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Accepts connections one by one, prints the received bytes and answers with an authentication error.
+#: This program accepts connections one after the other, prints the received bytes, and answers with an authentication
+#: error.
 LISTENER = """
 import os, socket, ssl, sys
 port, uid, *tls = sys.argv[1:]
@@ -41,9 +42,9 @@ while True:
 
 
 class Processes:
-    """A simulated /proc in which only the cgroups are not the kernel's.
+    """A /proc with simulated cgroups, in which all other files are the kernel's.
 
-    `modules` are the copies of peer.py that read the folder.
+    `modules` are the copies of peer.py that read this folder.
     """
 
     def __init__(self, folder: Path, monkeypatch, *modules) -> None:
@@ -68,7 +69,7 @@ class Processes:
 class Stranger:
     """A separate process that listens on a port.
 
-    If the test runs as root, the process runs as another user.
+    If the test runs as root, this process runs as another user.
     """
 
     def __init__(self, *tls: str, port: int = 0, uid: int = 65534) -> None:

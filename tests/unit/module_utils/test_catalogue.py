@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every model file of the catalogue is valid, and errors name the file and field."""
+"""Check that all model files are valid, and that errors name the file and field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODELS = catalogue.load_models()
 MODULE_UTILS = Path(catalogue.__file__).resolve().parent
 ROOT = Path(__file__).resolve().parents[3]
 PROFILES = [pytest.param(m, p, id=f"{m.key}-{p.name}") for m in MODELS.values() for p in m.profiles]
-# nvml.h: NVML_GPU_INSTANCE_PROFILE_* with (slices, attribute) for each value that a model may use.
+# From nvml.h: (slices, attribute) of each NVML_GPU_INSTANCE_PROFILE_* value that a model may use.
 NVML_PROFILES = {
     (1, ""): {0, 9}, (2, ""): {1}, (3, ""): {2}, (4, ""): {3}, (7, ""): {4},
     (1, "+me"): {7}, (2, "+me"): {8}, (1, "+gfx"): {10}, (2, "+gfx"): {11}, (4, "+gfx"): {12},
@@ -31,7 +31,7 @@ NVML_PROFILES = {
 def table_rows():
     """Yield the cells of each row of the table in docs/models.md.
 
-    The first cell has the keys of one or more models.
+    The first cell of a row has the keys of one or more models.
     """
     for line in (ROOT / "docs/models.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("| `"):
@@ -56,10 +56,10 @@ def test_table_rows_match_the_model_files(row):
 
 
 def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:
-    """Return a profile's name from NVML's data, as NVIDIA's go-nvlib builds it.
+    """Build a profile's name from NVML's data, as NVIDIA's go-nvlib does.
 
-    Source: pkg/nvlib/device/mig_profile.go. The memory is rounded up to eighths of the GPU, and half a GB is rounded
-    up: 1/8 of 180 GB is 23 GB.
+    Source: pkg/nvlib/device/mig_profile.go. The memory is rounded up to eighths of the GPU, and then to whole GB, with
+    halves rounded up. For example, 1/8 of 180 GB is 23 GB.
     """
     eighths = math.ceil(memory_mib * 8 / memory_total_mib)
     total_gib = math.ceil(memory_total_mib / 1024)
@@ -86,7 +86,8 @@ def test_max_instances_is_what_the_grid_allows(model, profile):
             apart, end = apart + 1, placement.start + placement.size
     by_slices = model.compute_slices // profile.compute_slices
     allowed = min(apart, by_slices)
-    # Attributes are a separate resource (one +me per GPU), so the grid only gives an upper bound for these profiles.
+    # An attribute is a separate resource (one +me per GPU). For profiles with an attribute, the grid gives only an
+    # upper bound.
     assert profile.max_instances == allowed if not profile.attribute else profile.max_instances <= allowed
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Frozen values behave like `dataclass(frozen=True)`."""
+"""Check that frozen values behave like values of `dataclass(frozen=True)`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Base:
 
 @frozen
 class Derived(Base):
-    """Extends a frozen class with fields."""
+    """Extends a frozen class, and adds fields."""
 
     size: int = 1
 
@@ -111,7 +111,7 @@ class Derived(Base):
 
 
 class Plain(Base):
-    """Derives from a frozen class without adding fields."""
+    """Extends a frozen class, and adds no fields."""
 
 
 def test_classes_can_be_derived():

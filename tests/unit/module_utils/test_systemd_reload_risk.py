@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A plan that reloads systemd lists the containers that would lose their GPUs."""
+"""List the containers that would lose their GPUs if a plan reloads systemd."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def holder(pid: int, who: str, kind: str = CONTAINER) -> Holder:
 class Node:
     """A host whose /dev and /proc are below a folder.
 
-    Device nodes are empty files with given device numbers.
+    Device nodes are empty files, whose device numbers the class provides.
     """
 
     def __init__(self, root: Path) -> None:
@@ -164,7 +164,7 @@ def test_with_all_links_nothing_is_disturbed(node):
 
 
 class Systemctl:
-    """Answers `systemctl show` for a container's scope. Other commands print nothing."""
+    """Answer `systemctl show` for a container's scope. Other commands print nothing."""
 
     def __init__(self, *lines: str) -> None:
         self.lines, self.called = lines, []
@@ -180,10 +180,11 @@ class Systemctl:
     [
         (["DevicePolicy=strict", "DeviceAllow=/dev/char/1:3 rwm", "DeviceAllow=/dev/char/195:0 rwm"], False, True),
         (["DevicePolicy=strict", "DeviceAllow=/dev/nvidia0 rwm"], False, True),
-        # A hook of nvidia-container-cli added the nodes, or the links were created after the container started.
+        # In these cases, a hook of nvidia-container-cli added the nodes, or the links were created after the
+        # container's start.
         (["DevicePolicy=strict", "DeviceAllow=/dev/char/1:3 rwm", "DeviceAllow=char-pts rwm"], True, True),
         (["DevicePolicy=strict"], True, True),
-        # A privileged container.
+        # These containers are privileged.
         (["DevicePolicy=auto"], False, False),
         (["DevicePolicy=auto", "DeviceAllow="], False, False),
     ],
@@ -212,7 +213,7 @@ UNIT = "etc/systemd/system/one.service"
 
 @pytest.fixture
 def busy_node(node):
-    """Return a host with a container that has a GPU open and would lose it."""
+    """Return a host with a container that would lose its open GPU in a reload."""
     node.proc.process(71, "python3", Path("/dev/nvidia0"), cgroup=IN_SCOPES[0])
     node.proc.process(72, "nginx", Path("/dev/null"), cgroup=IN_SCOPES[1])
     node.proc.process(73, "python3", Path("/dev/nvidia0"), cgroup=ELSEWHERE[2])
@@ -269,7 +270,7 @@ def test_an_installer_waits_for_the_containers_and_not_forever(busy_node, monkey
     waits, sleep = [], time.sleep
 
     def end(seconds):
-        # The standard library also sleeps for some milliseconds while it waits for a child process.
+        # The standard library also sleeps, for some milliseconds, while it waits for a child process.
         if seconds < 1:
             return sleep(seconds)
         waits.append(seconds)
@@ -354,7 +355,7 @@ def test_only_the_last_removed_daemon_reloads_systemd(mps):
 
 @pytest.mark.parametrize("daemon", [DAEMON, OTHER], ids=["first", "second"])
 def test_predicted_reloads_match_a_change(mps, daemon):
-    """Compare the predicted reloads of a start with the commands that it runs."""
+    """Compare the reloads that a plan predicts with those of the start itself."""
     if daemon is OTHER:
         mps.start(DAEMON, DEVICES)
     for expected in (True, False):

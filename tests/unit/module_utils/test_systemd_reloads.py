@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""systemd is reloaded only after a unit file changed.
+"""Check that systemd is reloaded only after a unit file has changed.
 
-A reload can detach GPUs from running containers.
+A reload of systemd can detach GPUs from running containers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_enable_and_disable_never_reload_by_themselves():
     for path in (ROOT / "plugins").rglob("*.py"):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if "systemctl" in line and pattern.search(line) and "self._systemctl)" not in line:
-                # The method `Installation.systemctl` adds the option `--no-reload`.
+                # These calls go through the method `Installation.systemctl`, which adds the option `--no-reload`.
                 assert "target.systemctl(" in line, "%s:%d: %s" % (path, number, line)
 
 
@@ -92,7 +92,7 @@ def test_every_reload_goes_through_one_mechanism():
     assert found == allowed
 
 
-# Each file that reloads systemd, and the function with which the plan checks the reload first.
+# For each file that reloads systemd, the function with which a plan checks the reload first.
 RELOADERS = {
     "plugins/module_utils/install/files.py": ("plugins/module_utils/install/sources.py", "systemd_reload.guard("),
     "plugins/module_utils/install/exporter/host.py": (

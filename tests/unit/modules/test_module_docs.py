@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The modules' documentation matches their argument specs, and examples are valid."""
+"""Compare the modules' documentation with their argument specs. Check examples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODULES = [
     importlib.import_module("ansible_collections.openfleet.gpu.plugins.modules." + path.stem)
     for path in sorted(PLUGINS.glob("modules/*.py"))
 ]
-#: Options that module_defaults can set for a group of modules.
+#: These options can be set by module_defaults for a group of modules.
 OF_LAYOUTS = {"layout", "on_busy", "busy_timeout", "grace_period", "lock_timeout", "state_directory"}
 OF_AUDITS = {
     "prometheus", "window", "selector", "hosts", "hosts_asked", "prices", "currency", "thresholds", "exempt", "holidays"
@@ -44,7 +44,7 @@ SHARED = {"layout": OF_LAYOUTS, "state": {"state_directory"}, "audit": OF_AUDITS
 
 
 def documented_options(module):
-    """Return a module's options, with the options of its documentation fragments."""
+    """Return a module's options, including those of its documentation fragments."""
     documentation = yaml.safe_load(module.DOCUMENTATION)
     found = dict(documentation.get("options", {}))
     for name in documentation.get("extends_documentation_fragment", []):
@@ -70,7 +70,10 @@ def test_options_are_those_of_the_argument_spec(module):
 
 
 def test_choices_defined_in_code_match_the_documentation():
-    """Actions on the controller read their options from the documentation."""
+    """Compare choices in the code with the documentation.
+
+    Actions on the controller read their options from the documentation.
+    """
     assert documented_options(audit)["fail_on"]["choices"] == [*WORDS, "unanswered"]
     parts = documented_options(bundle)["parts"]
     assert parts["choices"] == parts["default"] == list(PARTS)
@@ -88,7 +91,10 @@ def test_the_layouts_of_the_examples_are_valid(module):
 
 @pytest.mark.parametrize("path", sorted(PLUGINS.glob("modules/*.py")), ids=lambda path: path.stem)
 def test_modules_document_the_parts_of_errors(path):
-    """Modules that use module_utils/runner.py document their errors by a fragment."""
+    """Require a documentation fragment for the errors of modules with a runner.
+
+    These modules use module_utils/runner.py.
+    """
     text = path.read_text(encoding="utf-8")
     assert ("  - openfleet.gpu.errors\n" in text) == ("    run(module, " in text)
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Conditions under which the module unit_request sends a password.
+"""Test under which conditions the module unit_request sends a password.
 
-Uses real sockets and a server in the test's process.
+The tests use real sockets, and a server in their own process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.seen, self.answers = [], {"/login": (302, b""), "/no": (401, b""), "/text": (200, b"Reloaded.")}
 
     def handle_error(self, request, client_address):
-        """Ignore a client that disconnects without a request."""
+        """Ignore a client that disconnects before it sends a request."""
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_certificate_identifies_only_its_server(server, processes, tmp_path):
             send(asked(url, ca_path=ca))
     assert server.seen == []
     assert send(asked(url, ca_path=str(tmp_path / "tls.crt")))["status"] == 200
-    # The certificate authority is right, but the name is not.
+    # This certificate has the right authority, but another name.
     with pytest.raises(RequestError, match="certificate"):
         send(asked(url.replace("127.0.0.1", "localhost"), ca_path=str(tmp_path / "tls.crt")))
     assert len(server.seen) == 1

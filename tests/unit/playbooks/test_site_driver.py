@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The conditions under which site.yml installs the driver, evaluated by Ansible."""
+"""Evaluate with Ansible the conditions under which site.yml installs the driver."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_driver_role_runs_if_it_would_change_or_report_something(needed, drained
         "nvidia_driver__only_plan": False,
         "ansible_check_mode": False,
     }
-    # There is a plan and no blocking workload, so these checks do not stop the role.
+    # With a plan and without blocking workloads, these checks do not stop the role.
     assert not holds([checking["when"]], variables)
     assert not holds([refusing["when"]], {"nvidia_driver_workloads": {"skipped": True, "changed": False}})
-    # A pending reboot does not change the driver again.
+    # If only a reboot is pending, the role does not change the driver again.
     assert holds(finding["when"], variables) is needed
     assert brings(**variables) is any(holds(task["when"], variables) for task in acting)

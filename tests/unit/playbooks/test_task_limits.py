@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tasks that only read from hosts and clusters have a timeout.
+"""Check that tasks which only read from hosts and clusters have a timeout.
 
-A hanging task is reported, and other hosts continue.
+With a timeout, a hanging task is reported, and other hosts continue.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted([*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")])
-#: Modules that call an API server. Those of kubernetes.core have no request timeout.
+#: These modules call an API server. Those of kubernetes.core set no request timeout.
 CLUSTER = ("kubernetes.core.", "openfleet.gpu.kubernetes_")
-#: By file: the tasks that query a host without changing it.
+#: For each file, the tasks that query a host without changing it.
 QUESTIONS = {
     "playbooks/audit.yml": ("openfleet.gpu.gpu_info", "ansible.builtin.raw"),
     "playbooks/rightsize.yml": ("openfleet.gpu.gpu_info",),
@@ -54,11 +54,12 @@ def test_every_task_of_the_plan_has_a_timeout():
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text(encoding="utf-8"))
     limits = {play["name"]: play.get("timeout") for play in plays}
     assert limits["Plan (every host, nothing changes)"] == 1800
-    # If the controller abandons a change, the change continues on the host without supervision.
+    # If the controller stopped waiting for a change, the change would continue on the host without supervision.
     assert limits["Apply (in waves, a canary first)"] is None
 
 
-#: Tasks that loop over few objects: pods of one node, and kinds of objects that one host reads for the whole cluster.
+#: Tasks that may loop, because they have few objects: the pods of one node, and the kinds of objects that one host
+#: reads for the whole cluster.
 LOOPING = {
     "restart.yml": ["Restart the plugin or driver on the node"],
     "cluster_compare.yml": ["Read the objects that the nodes share"],
@@ -67,7 +68,7 @@ LOOPING = {
 
 @pytest.mark.parametrize("path", [file for file in FILES if "gpu_kubernetes" in file.parts], ids=lambda path: path.name)
 def test_cluster_tasks_do_not_loop(path):
-    """Handle all objects with one execution, because each execution takes seconds.
+    """Handle all objects in one execution, because each execution takes seconds.
 
     A node has one pod of the plugin or driver.
     """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes to the configuration of container engines, with a simulated nvidia-ctk."""
+"""Change the configuration of container engines with a simulated nvidia-ctk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAND_IN = REPOSITORY / "tests" / "lab" / "stand_in_nvidia_ctk.py"
 
 
 def call(version):
-    """Run the replacement for nvidia-ctk as this version."""
+    """Return a function that runs the replacement for nvidia-ctk as this version."""
 
     def run(command):
         program = STAND_IN.read_text().replace("{version}", version)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The toolkit's repository and packages: files, DNF commands and host queries."""
+"""Test the toolkit's repository and packages: files, DNF commands, host queries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_settings_survive_systemds_quoting():
 
 
 class Machine:
-    """Answers commands like RHEL's tools, and records them."""
+    """Answer commands like the tools of RHEL, and record them."""
 
     def __init__(self, **answers):
         self.commands, self.answers = [], answers
@@ -69,7 +69,10 @@ def Dnf(machine):
 
 @pytest.mark.parametrize("version", ["1.18.2-1", "1.17.8-1"])
 def test_dnf_installs_exact_versions_with_verified_metadata(locks, version):
-    """DNF downgrades with the same command (molecule/rpm)."""
+    """Use the same command for a downgrade as for an installation.
+
+    molecule/rpm downgrades with DNF.
+    """
     listed = "".join("%s\t%s\n\n" % (name, found) for name in rules.PACKAGES for found in ("1.17.8-1", "1.18.2-1"))
     table = "Installing:\n" + "".join(" %s x86_64 %s r 1 k\n" % (name, version) for name in rules.PACKAGES)
     machine = Machine(repoquery=(0, listed, ""), **{"--assumeno": (1, table, "Operation aborted.")})
@@ -100,9 +103,9 @@ def test_a_removal_that_dnf_predicts_needs_permission(locks):
 
 
 def test_the_old_version_of_a_torn_package_is_no_removal(locks):
-    """Leave the old version to the step `repair`.
+    """Leave the old version of a package to the step `repair`.
 
-    A removal by name would also remove the new version.
+    A removal by the package's name would also remove the new version.
     """
     torn = rules.PACKAGES[1]
     table = "Removing:\n %s x86_64 1.17.8-1 @System 1 k\n" % torn
@@ -112,9 +115,9 @@ def test_the_old_version_of_a_torn_package_is_no_removal(locks):
 
 
 def test_package_in_two_versions_is_broken(locks):
-    """After a killed transaction, rpm lists both versions of a package.
+    """Recognize a package of which a killed transaction left two versions.
 
-    A transaction removes the old version last.
+    rpm lists both versions, because a transaction removes the old version last.
     """
     whole, torn = rules.PACKAGES[:2]
     listed = "".join("%s\t%s-1\n" % row for row in ((whole, "1.17.8"), (torn, "1.17.8"), (torn, "1.18.2")))

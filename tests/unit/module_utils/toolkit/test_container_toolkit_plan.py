@@ -171,7 +171,7 @@ def pending(start, cdi=False):
         (pending("first"), "safe", (["reload"], ())),
         (pending("first", cdi=True), "safe", ([], ("docker",))),
         (pending("first", cdi=True), "always", (["restart"], ())),
-        # The engine was restarted after the change of its configuration.
+        # The record shows that the engine was restarted after its configuration had changed.
         (pending("earlier"), "never", ([], ())),
     ],
 )

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A reload of Docker succeeds only if dockerd reports the new settings.
+"""Reload Docker, and check that dockerd reports the new settings.
 
-Otherwise the previous file is restored.
+If it does not, the reload fails, and the previous file is restored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEW = {**FORMER, "default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "n
 class Docker:
     """Replace dockerd and systemctl.
 
-    A reload reads Docker's configuration file or fails. The settings can be queried.
+    A reload reads Docker's configuration file, or fails. Tests can query the settings.
     """
 
     def __init__(self, path, refuses):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts for the tests of the container toolkit's plan, engines and packages."""
+"""Define hosts for tests of the container toolkit's plan, engines and packages."""
 
 from __future__ import annotations
 

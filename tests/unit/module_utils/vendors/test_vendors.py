@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code of a vendor stays in its folder, and other packages are vendor-neutral."""
+"""Check that vendors' code stays in their folders and other packages are neutral."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PLUGINS = Path(__file__).resolve().parents[4] / "plugins"
 UTILS = PLUGINS / "module_utils"
 ROOT_PACKAGE = "ansible_collections.openfleet.gpu.plugins.module_utils."
 FOLDERS = sorted(path.parent.name for path in (UTILS / "vendors").glob("*/__init__.py"))
-#: The packages whose code is vendor-neutral.
+#: In these packages, all code is vendor-neutral.
 NEUTRAL = ("change", "layout", "plan")
-#: Files outside a vendor's folder that may import it, with the reason.
+#: Files outside a vendor's folder that may import from it, with the reason.
 EXCEPTED = {
     "module_utils/vendors/registry.py": "the table of vendors",
     "module_utils/driver/observe.py": "installs the driver of NVIDIA",
@@ -57,7 +57,7 @@ EXCEPTED = {
 def imported(source: str, path: str) -> set[str]:
     """Return the names below `plugins` that a file imports, also within functions.
 
-    `path` is the file's path below `plugins`.
+    `path` is the path of the file below `plugins`.
     """
     package, found = path.split("/")[:-1], set()
     for node in ast.walk(ast.parse(source)):
@@ -113,10 +113,11 @@ def attributes(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("package", NEUTRAL)
 def test_neutral_packages_read_no_value_of_a_vendor(package):
-    """Neutral code may only branch on values that `model.Device` has."""
+    """Check that neutral code branches only on values that `model.Device` has."""
     own = {"mig", "compute_mode", "compute_mode_fixed", "persistence_mode", "architecture", "nvlinks", "telemetry"}
     found = {str(path.relative_to(UTILS)): attributes(path) & own for path in (UTILS / package).rglob("*.py")}
-    # A technique's form names the compute mode. Assumed GPUs have the architecture of their model.
+    # These two are exceptions: the form of a layout names the compute mode, and assumed GPUs have the architecture of
+    # their model.
     expected = {"layout": {"layout/form.py": {"compute_mode"}}, "plan": {"plan/assumed.py": {"architecture"}}}
     assert {path: names for path, names in found.items() if names} == expected.get(package, {})
 
@@ -160,7 +161,7 @@ def classes(path: str) -> dict[str, set[str]]:
 
 
 def defined(statement: ast.AST) -> set[str]:
-    """Return the names that a statement defines in a class or on `self`."""
+    """Return the names that a statement in a class defines, in the class or on `self`."""
     if isinstance(statement, ast.FunctionDef):
         return {statement.name}
     targets = getattr(statement, "targets", [getattr(statement, "target", None)])
@@ -169,14 +170,14 @@ def defined(statement: ast.AST) -> set[str]:
 
 
 def all_steps(kind: type[GpuStep] = GpuStep) -> set[type[GpuStep]]:
-    """Return the classes of steps in the files `steps.py` of all vendors."""
+    """Return the step classes in the files `steps.py` of all vendors."""
     for path in UTILS.glob("vendors/**/steps.py"):
         importlib.import_module(ROOT_PACKAGE + ".".join(path.relative_to(UTILS).with_suffix("").parts))
     return {kind}.union(*(all_steps(each) for each in kind.__subclasses__()))
 
 
 def test_a_step_that_needs_a_reset_ends_workloads():
-    # Without `ends`, change/apply_plan.py does not check again for holders before the step.
+    # If a step does not set `ends`, change/apply_plan.py does not check again for holders before the step.
     steps = [step for step in all_steps() if step.needs == RESET]
     assert steps and all(step.ends for step in steps)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check untrusted results of hosts: some values are dropped, others refused."""
+"""Check untrusted results of hosts. Some values are dropped, others refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOOD = {"driver_present": True, "gpus": [GPU], "vgpu_tenants": [TENANT]}
 
 
 def said(answer, rc=0):
-    """Return the result in the format of the module raw."""
+    """Return the result as the module raw returns it."""
     return {
         "rc": rc,
         "stdout": answer if isinstance(answer, str) else json.dumps(answer),
@@ -41,7 +41,7 @@ def said(answer, rc=0):
 
 def test_answer_is_the_printed_object():
     assert answers.of_helper("a", said(GOOD)) == GOOD
-    # If a host has no driver, host_results reports that the host did not answer.
+    # If a host has no driver, host_results treats it as a host that did not answer.
     assert answers.of_helper("a", said({"driver_present": False, "gpus": []})) == {"driver_present": False, "gpus": []}
 
 

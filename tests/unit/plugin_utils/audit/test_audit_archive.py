@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Archived reports: their number, the link, file modes, and the index page."""
+"""Check archived reports: their number, the link, file modes, and the index page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.report_index import Entry
 
 DAY = 86400.0
-# 2026-11-22 06:00:00 UTC
+# The time 2026-11-22 06:00:00 UTC.
 NOW = 1795327200.0
 NAMES = ["2026-11-22T060000Z", "2026-11-23T060000Z", "2026-11-24T060000Z", "2026-11-25T060000Z"]
 FILES = {"audit.html", "audit.csv", "audit-hours.csv", "audit-owners.csv", "audit.prom", "audit.json", "summary.json"}
@@ -72,7 +72,7 @@ def test_reports_are_for_the_owner_and_the_group(tmp_path, no_umask):
         files = {path for path in place.rglob("*") if path.is_file() and "latest" not in path.parts}
         assert len(files) == len(FILES) * (day + 1) + 1 and modes(files) == {0o640}
         assert modes([place.parent, place, *map(place.joinpath, directories(place))]) == {0o750}
-        # An earlier release or an interrupted run leaves such a file.
+        # An earlier release, or an interrupted run, can leave such files.
         (place / "index.html").chmod(0o644)
         (place / "index.html.new").write_text("half")
 
@@ -82,7 +82,7 @@ def test_the_only_report_is_for_the_owner_and_the_group(tmp_path, no_umask):
         (tmp_path / name).write_text("of an earlier release")
     tmp_path.chmod(0o755)
     assert modes(write.all_of(audit(0), tmp_path)) == {0o640}
-    # The mode of an existing directory is not changed.
+    # An existing directory keeps its mode.
     assert modes([tmp_path]) == {0o755}
 
 
@@ -177,7 +177,7 @@ def entry(day, waste=100.0, **words):
 
 
 def lines(page):
-    """Return the points of each chart line as numbers, section by section."""
+    """Return the points of each chart line as numbers, by section."""
     found = {}
     for name, points in re.findall(r'<polyline class="s-(\w+)" points="([^"]+)"', page):
         found.setdefault(name, []).append([tuple(map(float, pair.split(","))) for pair in points.split()])
@@ -194,13 +194,13 @@ def test_one_report_has_no_trend():
 
 
 def test_trend_is_ordered_by_time_and_scaled_to_the_maximum():
-    # Days 0, 1 and 4: unordered and not evenly spaced.
+    # These are days 0, 1 and 4, which are unordered and not evenly spaced.
     page = report_index.to_text([entry(4, 0.0, idle=4), entry(0, 50.0, idle=0, unhealthy=2), entry(1, 100.0, idle=2)])
     found = lines(page)
     assert [x for x, _y in found["idle"][0]] == [0.0, 160.0, 640.0]
     low, middle, high = (y for _x, y in found["idle"][0])
     assert low > middle > high and middle == pytest.approx((low + high) / 2)
-    # All lines of a chart share one scale. A line whose values are all 0 is left out.
+    # All lines of a chart share one scale. A line of zeros is left out.
     assert [y for _x, y in found["unhealthy"][0]] == [middle, low, low]
     assert "oversized_memory" not in found
     assert [y for _x, y in found["reserved"][0]] == [middle, high, low]
@@ -213,7 +213,7 @@ def test_report_without_a_price_is_a_gap_not_zero():
 
 
 def changes(*entries):
-    """Return the changes that the page shows, without markup."""
+    """Return the changes that the page shows for these entries, without markup."""
     tiles = re.findall(r'<div class="tile wide">(.*?)</div>', report_index.to_text(list(entries)))
     return [re.sub(r"<b>(.*?)</b>", r"\1: ", tile) for tile in tiles]
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Queries to a server that are split by time, and how their results are combined."""
+"""Split queries to a server by time, and combine their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP = 300
 class Server:
     """Answer each query with the query itself.
 
-    `refuses` lists the queries that are too large or fail.
+    A query in `refuses` is too large, or fails.
     """
 
     name = "http://server"
@@ -117,9 +117,9 @@ def test_fleet_wide_value_of_a_split_query_is_unknown():
 
 
 def pieces(*figures, samples=None):
-    """Return the results of three spans:
+    """Return the results of three spans of time.
 
-    the last hour, the two hours before, and three more.
+    These are the last hour, the two hours before it, and three more hours before these.
     """
     spans = [(0, 3600), (3600, 3 * 3600), (3 * 3600, 6 * 3600)]
     made = []
@@ -139,7 +139,7 @@ def pieces(*figures, samples=None):
         # At most one sample in ten may be missing.
         ((0, 0, 0), (12, 24, 29), 6),
         ((0, 0, 0), (12, 24, 27), 3),
-        # A gap of an hour is more than a tenth of three hours or six hours, so the total duration is unknown.
+        # A gap of one hour is more than a tenth of three hours and of six hours. So the total duration is unknown.
         ((None, 0, 0), (0, 24, 36), None),
         ((0, None, 0), (12, 0, 36), 1),
         ((0, 0.5, 0), (12, 24, 36), 1),
@@ -150,22 +150,22 @@ def test_duration_of_a_condition_is_certain(figures, samples, hours):
     assert found == ({KEY: hours * 3600} if hours else {})
 
 
-#: The boundaries at which a two-week window is split, in hours before its end.
+#: The ends of the parts into which a window of two weeks is split, in hours before its end.
 CUTS = [0, 1, 3, 6, 12, 24, 72, 168, 336]
 
 
 @pytest.mark.parametrize(
     ("gap", "hours"),
     [
-        # If data is missing for this long before the end, the current state may still be known. After a longer gap, it
-        # is unknown.
+        # For data that is missing up to this time before the end, the current state is still known. After a longer gap,
+        # it is unknown.
         ((0, 0.25), 336),
         ((0, 0.5), None),
         ((0, 6), None),
         ((0, 33), None),
         # The server was down for one hour, two hours ago.
         ((2, 3), 336),
-        # A gap of more than a day is too long, even in two weeks.
+        # Even in two weeks, a gap of more than a day is too long.
         ((1, 33), 1),
         ((30, 33), 336),
     ],

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Count the offline work that colocation gained."""
+"""Count the offline work that colocation made possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY = 86400.0
 
 
 class Server:
-    """A server that returns these samples."""
+    """A server that returns these samples for every query."""
 
     name = "http://p"
 
@@ -40,7 +40,7 @@ def test_gpu_hours_of_gpus_with_online_and_offline_work():
         ("a", "u0", "offline", 0.5 * DAY),
         ("b", "u0", "online", 0.5 * DAY),
         ("b", "u0", "offline", 0.25 * DAY),
-        # Without an online tenant, offline work is no gain.
+        # On a GPU without an online tenant, offline work is no gain.
         ("c", "u1", "offline", DAY),
         selector='cluster="x"',
     )

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Combine the history of GPUs with the state of their hosts. Parts may be missing."""
+"""Combine the history of GPUs with the state of their hosts, if parts are missing."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_age_of_the_newest_process_uses_the_servers_clock():
 
     old, young = {**PROCESS, "started_seconds": HOUR - 900.0}, {**PROCESS, "started_seconds": HOUR - 60.0}
     assert age(old, young) == 60 and age(old) == 900 and age(PROCESS) is None and age() is None
-    # Monitoring processes and bare handles are not active. If a host's clock is ahead, the process counts as started
-    # now.
+    # Monitoring processes and bare handles do not count as active. If the host's clock is ahead, a process counts as
+    # just started.
     handle = {**young, "kind": "device_handle"}
     assert age(old, handle) == age(old, {**WATCHER, "started_seconds": HOUR}) == 900 and age(handle) == 60
     assert age({**PROCESS, "started_seconds": 2 * HOUR}) == 0
@@ -161,7 +161,7 @@ def test_prices_by_model_and_for_instances_by_their_memory():
         [gpu(mig={"instances": [instance(1, "3g.40gb"), instance(2, "1g.10gb"), instance(3, "1g.10gb+me")]})]
     )
     found = holdings(None, {"a": state}, prices)
-    # Two tenants have parts of the GPU's 80 GiB. The rest of its memory is unused.
+    # Two tenants have parts of the GPU's 80 GiB, and no tenant has the rest.
     assert [one.price_per_hour for one in found] == pytest.approx([2.0, 0.5, 0.5])
     assert price_of("NVIDIA L40S", prices) == 1.0 and price_of("NVIDIA L40S", prices[:1]) is None
 
@@ -203,7 +203,7 @@ def test_unicode_digit_is_no_index():
 
 
 class Prices:
-    """A server that only has data about GPUs and their prices."""
+    """A server that has only data about GPUs and their prices."""
 
     name = "http://server"
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ledger classifies each GPU hour once, and all rows add up to the totals."""
+"""Check that each GPU hour has one class in the ledger, and that rows add up."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_parts_add_up(seed):
 def random_audit(seed):
     """Return the audit of a random fleet.
 
-    It has whole GPUs, instances and tenants with any verdict.
+    The fleet has whole GPUs, instances and tenants with any verdict.
     """
     chance = random.Random(seed)
     window = chance.choice([0.0, 336 * HOUR, 100.3 * HOUR])
@@ -201,7 +201,10 @@ def money_of(text):
 
 
 def tables(page):
-    """Yield the rows of each table with a total, as lists of cells without markup."""
+    """Yield the rows of each table that has a total.
+
+    A row is a list of cells without markup.
+    """
     for table in re.findall(r"<table>(.*?)</table>", page, re.S):
         rows = [
             [re.sub(r"<[^>]+>", " ", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)]
@@ -220,7 +223,7 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
     assert sums["total"]["gpus"] == len(places)
     hours = Decimal(str(round(audit.window.seconds / 3600, 2)))
     assert Decimal(str(sums["total"]["gpu_hours"])) == len(places) * hours
-    # CSV: rows add up to each class, and to each headline.
+    # CSV of hours: rows must add up to each class, and to each headline.
     rows = list(csv.DictReader(io.StringIO(report_csv.hours_text(audit))))
     metrics = report_prom.to_text(audit)
     for key in ("gpus", "gpu_hours", "cost_per_month"):
@@ -239,13 +242,13 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
         assert by_class == {
             word: sum((Decimal(value) for of, value in owned_series if of == word), Decimal(0)) for word in CLASSES
         }
-    # Findings: their costs in audit.csv, and the parts without a finding, add up to both headlines.
+    # Findings: their costs in audit.csv, and the costs of parts without a finding, must add up to both headlines.
     costs = [row["waste_per_month"] for row in csv.DictReader(io.StringIO(report_csv.to_text(audit)))]
     wasted = (*RESERVED_UNUSED, *NOT_ASSIGNED)
     costs += [row["cost_per_month"] for row in rows if row["class"] in wasted and not row["finding_id"]]
     headlines = [Decimal(str(sums[name]["cost_per_month"] or 0)) for name in ("reserved_unused", "not_assigned")]
     assert sum(map(number, costs)) == sum(headlines)
-    # Owners: the rows of audit-owners.csv, and each list of totals, add up to the ledger.
+    # Owners: the rows of audit-owners.csv, and each list of totals, must add up to the ledger.
     by_workload = list(csv.DictReader(io.StringIO(report_csv.owners_text(audit))))
     for column, key, part in (
         ("gpus", "gpus", "total"),
@@ -258,7 +261,7 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
     for of_kind in (audit.owners.teams, audit.owners.users, audit.owners.workloads):
         assert round(math.fsum(one.held_gpu_hours for one in of_kind), 2) == sums["total"]["gpu_hours"]
         assert round(math.fsum(one.unused_gpus for one in of_kind), 4) == sums["reserved_unused"]["gpus"]
-    # Page: the rows of each table add up to its last row.
+    # Page: the rows of each table must add up to its last row.
     page = report_html.to_text(audit)
     found = list(tables(page))
     assert found
@@ -267,7 +270,7 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
     assert number(by_class_table[-1][2]) == sum(number(row[2]) for row in by_class_table[:-1])
     for rows_of_table in (rows for rows in found if rows is not by_class_table):
         assert money_of(rows_of_table[-1][-1]) == sum(money_of(row[-1]) for row in rows_of_table[:-1])
-    # Sections of hosts add up to the headlines, and the index page has the same ones.
+    # The sections of hosts must add up to the headlines of the page, and the index page must have the same amounts.
     sections = re.findall(r'<section class="card host".*?</p>', page, re.S)
     data = {"summary": report_json.summary(audit), "made_at_seconds": NOW, "line": line(audit)}
     index = report_index.to_text([Entry.of("report", data)])
@@ -275,16 +278,16 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
         of_hosts = [re.search(r"%s: [\d.]+ GPUs?, (.*?) per month" % title, section) for section in sections]
         assert sum(money_of(found.group(1)) for found in of_hosts if found) == headline
         assert money_of(re.search(r'data-name="%s">(.*?)</td>' % title, index).group(1)) == headline
-    # Headlines are the totals of their tables.
+    # Each headline must be the total of its table.
     *actions, free = re.findall(r'<(?:p|span) class="[^"]*sum">(.*?)</(?:p|span)>', page, re.S)
-    # Without a workload to stop, the first headline has the whole fleet.
+    # If there is no workload to stop, the first headline is about the whole fleet.
     if actions and not actions[0].startswith("Stop now: "):
         del actions[0]
     if sums["total"]["cost_per_month"] is not None:
         known = [Decimal(str(sums[name]["cost_per_month"] or 0)) for name in ("reserved_unused", "not_assigned")]
         amounts = [money_of(re.sub(" of [\\d,]+", "", text)) for text in actions]
         assert [sum(amounts), money_of(free)] == known
-        # Each part of the first table adds up to its heading, and has a headline with the same amount.
+        # Each part of the first table must add up to its heading, and a headline must have the same amount.
         take = page.partition('id="take">')[2].partition("</section>")[0]
         parts = re.findall(r'<tr class="action">(.*?)</tr>(.*?)</tbody>', take, re.S)
         assert [money_of(heading) for heading, _rows in parts] == amounts
@@ -310,7 +313,7 @@ def test_series_have_teams_and_users_and_few_owners_have_no_own_series():
     audit = Audit(NOW, Window(NOW, NOW), Sources(), (), ledger=Ledger(tuple(rows)))
     found = re.findall(r"^gpu_audit_owner_gpus(\{.*\}) (\S+)$", report_prom.to_text(audit), re.M)
     series = dict(found)
-    # 500 users, the others of team a, and parts without an owner.
+    # These are 500 users, the other users of team a, and the parts without an owner.
     assert len(found) == len(series) == 502 and all(map(LABELS.fullmatch, series))
     assert series['{owner_team="",owner_user="",class="idle"}'] == "1.0"
     assert series['{owner_team="a",owner_user="(other users)",class="idle"}'] == "11.0"

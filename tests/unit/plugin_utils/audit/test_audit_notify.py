@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Mails are sent with TLS and a login, and web hooks get Slack's format."""
+"""Send mails with TLS and a login, and web hooks in Slack's format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MESSAGE = Message("GPU audit: 1 finding", "gpu-1 gpu 0: idle. <!channel> *bold* 
 
 
 class Smtp(socketserver.StreamRequestHandler):
-    """A mail server that records commands, and whether each came over TLS."""
+    """A mail server that records the commands, and whether each one came over TLS."""
 
     def handle(self):
         if self.server.tls == "tls":
@@ -68,13 +68,13 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        # A client that rejects the certificate ends the connection.
+        # A client that does not accept the certificate ends the connection.
         self.seen.append(("error", False))
 
 
 @pytest.fixture
 def smtp(tmp_path):
-    """Return a function that starts a mail server with an own authority."""
+    """Return a function that starts a mail server with its own certificate authority."""
     authority = Authority(tmp_path / "ca")
     path = authority.issue("mail", ["localhost"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -179,7 +179,10 @@ def test_slack_gets_only_text_without_formatting_from_names():
 
 
 def test_receivers_of_the_how_to_get_the_summary(smtp):
-    """Send to the receivers of the page. Only their addresses and secrets differ."""
+    """Notify the receivers of the how-to page.
+
+    The test replaces only their addresses and secrets.
+    """
     mail, slack = yaml.safe_load(blocks("weekly-audit.md", "yaml")[1])["gpu_audit_notify"]
     server, here = smtp("starttls")
     assert (

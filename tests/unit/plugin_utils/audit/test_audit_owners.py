@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workloads, users and teams have the GPU hours that they held."""
+"""Check that workloads, users and teams get the GPU hours that they held."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def holding(subject=GPU, *holders, **more):
 
 
 def owned_by(*judged, entries=(), jobs=None, leases=()):
-    """Return (ledger, totals) of a window of 300 hours."""
+    """Return the ledger and its totals, for a window of 300 hours."""
     found, book = booked(findings([(one, Verdict(word, "")) for one, word in judged], {}, NOW), HOURS * HOUR)
     known = Known(Window(NOW - HOURS * HOUR, NOW), True, owners(list(entries)), jobs or KnownJobs(), leases)
     book, totals, _notes = owned(book, found, known, None)
@@ -185,7 +185,7 @@ def test_quota_of_a_pod_belongs_to_its_namespace():
 
 
 def job(name, start, end, user="dave"):
-    """Return a job. Times are hours before the end of the window."""
+    """Return a Slurm job. Its times are hours before the end of the window."""
     over = None if end is None else NOW - end * HOUR
     return Job(name, name, user, "physics", "RUNNING", NOW - start * HOUR, over, (("", 1),), ("n1",))
 
@@ -221,7 +221,7 @@ def test_running_job_has_the_user_account_and_use_of_the_accounting():
 
 
 def test_first_rank_can_save_the_most_now():
-    # A user with more unused hours in the past is second. Costs come before numbers of GPUs.
+    # The user with more unused hours in the past comes second, because current costs come first.
     second, third = (dataclasses.replace(GPU, gpu_uuid="GPU-%d" % n, gpu_index=str(n)) for n in (2, 3))
     bob = dataclasses.replace(UNIT, user="bob")
     places = ((GPU, UNIT, 90), (second, UNIT, 90), (third, bob, 250))

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods that hold GPUs:
+"""Find the pods that hold GPUs.
 
-which clusters are queried, which answers are used, which are missing.
+The tests check which clusters are queried, which answers are used, and which are missing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def item(uid=UID, name="web-6d4cf56db6-x2x7k", labels=None, owner=None):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Return a list to which each queried node is added.
+    """Return the list of the nodes that were queried.
 
-    The simulated API server returns the pods of a node from the dictionary. If the value is an error, it raises the
-    error.
+    The simulated API server takes the pods of a node from a dictionary. If the value is an error, the server raises it.
     """
     nodes, answers = [], {}
 

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The Prometheus client with servers that refuse, lie, stall or disconnect.
+"""Test the Prometheus client with servers that refuse, lie, stall or disconnect.
 
-Connections use real sockets.
+The tests use real sockets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus imp
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers each query with the (status, headers, body) that `answer` returns."""
+    """Answer each query with the (status, headers, body) that `answer` returns."""
 
     daemon_threads = True
 
@@ -37,7 +37,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.seen = []
 
     def handle_error(self, request, client_address):
-        """Ignore errors of clients that disconnect, because one of the tests causes them."""
+        """Ignore errors of clients that disconnect, which one of the tests causes."""
 
     @property
     def url(self):
@@ -226,7 +226,7 @@ def test_stalling_server_times_out(server):
     release = threading.Event()
     server.answer = lambda form: (release.wait(60), vector())[1]
     with pytest.raises(PrometheusError, match="did not answer within") as error:
-        # The client adds 2 s to the timeout that it sends to the server.
+        # The client adds 2 s to the timeout that it asks of the server.
         client(server, timeout_seconds=-1.5).query("x")
     release.set()
     assert error.value.too_much
@@ -247,7 +247,7 @@ def test_incomplete_compressed_answer_is_an_error(server):
 
 def test_refused_connection_is_an_error():
     with socket.socket() as taken:
-        # The socket is bound but does not listen, so that no other process can get the port.
+        # The socket is bound, so no other process can get the port, but it does not listen.
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(PrometheusError, match="could not be reached"):
             Prometheus(Access("http://127.0.0.1:%d" % taken.getsockname()[1])).query("x")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Audits without a server, their reports and receivers, and refused options."""
+"""Test audits without a server, their reports and receivers, and refused options."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_csv_has_one_row_per_finding_and_no_formulas(audit):
 
 
 def cell_of(audit, name):
-    """Rename a finding. Return its name as read from the CSV table, and the CSV text."""
+    """Rename a finding. Return its name in the CSV table, and the text of the table."""
     (found,) = audit.findings
     subject = dataclasses.replace(found.holding.subject, name=name)
     holding = dataclasses.replace(found.holding, subject=subject)
@@ -95,7 +95,7 @@ def cell_of(audit, name):
 
 
 BEFORE = ["", " ", "   ", "\n", "\r\n", "\t", "\0", "\x0b", "\x85", "\xa0", "\u200b", "\ufeff", "x\n"]
-#: Full-width forms of these characters, one small form and one superscript form.
+#: Full-width forms of these characters, a small form and a superscript form.
 FORMS = ["\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe63", "\u207a"]
 
 
@@ -103,7 +103,7 @@ FORMS = ["\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe63", "\u207a"]
 @pytest.mark.parametrize("starter", ["=", "+", "-", "@", *FORMS])
 def test_no_csv_cell_starts_a_formula(audit, before, starter):
     cell, text = cell_of(audit, "%s%s1+1" % (before, starter))
-    # Leading blanks are kept. Other invisible characters are escaped.
+    # The cell keeps leading blanks, and escapes other invisible characters.
     assert cell == "'%s%s1+1" % (before, starter) if not before.strip(" ") else cell[0] in "\\x"
     assert cell.isprintable() and len(text.splitlines()) == 2
 
@@ -270,7 +270,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self):
-        # After a redirect, the POST request arrives as a GET request.
+        # If the client followed the redirect, the POST request would arrive here as a GET request.
         self.server.seen.append(self.path)
         self.send_response(200)
         self.end_headers()
@@ -299,7 +299,10 @@ def test_a_web_hook_gets_the_summary(hook, audit):
     "name", ["<!channel>", "@everyone", "<https://evil.example|log in>", "[log in](https://evil.example)", "![](//a)"]
 )
 def test_names_in_web_hooks_have_no_chat_markup(hook, audit, name):
-    """Markup differs between chats, and mails have no markup."""
+    """Escape the markup of chats in web hooks.
+
+    Markup differs between chats. Mails have no markup.
+    """
     (found,) = audit.findings
     verdict = dataclasses.replace(found.verdict, word="held_idle", reason="held by %s" % name)
     audit = dataclasses.replace(audit, findings=(dataclasses.replace(found, verdict=verdict, state="new"),))
@@ -324,7 +327,7 @@ def test_web_hook_redirects_are_not_followed(hook, audit, status):
     with pytest.raises(NotifyError, match=r"http://127\.0\.0\.1/…: .*HTTP %d" % status) as error:
         tell(Notice.of({"url": "http://127.0.0.1:%d/s3cr3t?key=s3cr3t" % hook.server_address[1]}), audit)
     assert "s3cr3t" not in str(error.value) and "redirects (HTTP" in str(error.value)
-    # The hook is called exactly once.
+    # The hook must be called exactly once.
     assert len(hook.seen) == 1 and hook.seen[0]["summary"]
 
 

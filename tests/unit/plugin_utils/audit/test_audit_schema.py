@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""docs/audit.schema.json matches reports, names every key and allows new keys."""
+"""Check that docs/audit.schema.json matches reports and names every key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gpu(uuid, **more):
 
 @pytest.fixture
 def audit():
-    """Return an audit that has a value for every key of the schema, and no null."""
+    """Return an audit in which every key of the schema has a value other than null."""
     hosts = {"a": HostState([gpu("GPU-1")])}
     made = make(Order(3600.0, hosts=hosts, hosts_asked=["a"], prices=[Price("H100*", 2.5)], currency="EUR"), NOW)
     stat = model.Stat(3600.0, 1.0, 0.1, 0.2, 0.3, 0.4, 0.15)
@@ -109,7 +109,7 @@ def test_report_of_hosts_alone_matches_the_schema():
 def test_report_with_gone_findings_matches_the_schema(audit, tmp_path):
     (tmp_path / "audit.json").write_text(report_json.to_text(audit), encoding="utf-8")
     read = report_json.read_former(tmp_path / "audit.json")
-    # A finding can be reported as gone only if it asks for an action.
+    # Only a finding that asks for an action can be reported as gone.
     former = {name: dataclasses.replace(one, word="idle") for name, one in read.items()}
     data = written(make(Order(3600.0, hosts={"a": HostState([gpu("GPU-2")])}, former=former), NOW))
     VALIDATOR.validate(data)
@@ -144,7 +144,7 @@ def test_schema_rejects_wrong_reports(audit, path, value):
 
 
 def keys_and_places(schema, data, place="report"):
-    """Yield (place, schema, mapping) for each mapping whose keys the schema lists."""
+    """Yield (place, schema, mapping) of each mapping whose keys the schema lists."""
     schema = {**SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], **schema} if "$ref" in schema else schema
     if isinstance(data, dict) and "properties" in schema:
         yield place, schema, data

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the order, places, reasons and sums of workloads to take GPUs from."""
+"""Test which workloads GPUs are taken from: order, places, reasons and sums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOB = Workload("unit", "tune.service", "h1", user="bob")
 
 
 def part(number, word, owner, *, verdict="", gpus=1.0, cost=100.0, days=8.0, host="h1", **more):
-    """Return the finding and the row of one part of a GPU."""
+    """Return the finding of one part of a GPU, and the part's row."""
     subject = Subject("gpu", host, "GPU-%s-%d" % (host, number), str(number))
     signals, limit = tuple(more.pop("signals", ())), more.pop("limit", None)
     quiet = Quiet(days * DAY, more.pop("whole", False), signals=signals)
@@ -78,7 +78,8 @@ def test_reasons_name_the_limit_and_the_missing_signals():
 
 
 def test_workload_that_reclaim_does_not_stop_yet_is_asked_about():
-    # A week and 16 hours if it never paused for 8 hours, and 100 days if it never worked (docs/reclaim.md).
+    # The limit is a week and 16 hours for a workload that never paused for 8 hours, and 100 days for one that never
+    # worked (docs/reclaim.md).
     (ask,) = of(part(0, "idle", BOB, days=7), part(1, "idle", unit("new"), days=14, whole=True))
     assert {(item.user, item.why) for item in ask.items} == {
         ("bob", "no work for 7 days, not stopped before 7.7 days"),
@@ -136,7 +137,7 @@ def test_sufficient_profiles_have_the_headroom_of_the_sizing():
         holding = Holding(subject, memory=most(gib * 2.0**30), compute=most(ratio))
         return Finding("f-%d" % number, Verdict("oversized_memory", ""), holding)
 
-    # A 2g.20gb has a quarter of the memory and two of seven compute slices, a 3g.40gb a half and three of seven.
+    # A 2g.20gb has a quarter of the memory and two of seven compute slices. A 3g.40gb has a half and three of seven.
     found = [oversized(0, 10, 0.2), oversized(1, 18, 0.2), oversized(2, 10, 0.3), oversized(3, 64, 0.1)]
     found += [oversized(4, 1, 0.1, "NVIDIA L4"), oversized(5, 1, 0.1, "no such GPU")]
     assert sufficient_profiles(found, models_by_name()) == {

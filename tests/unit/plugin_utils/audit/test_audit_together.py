@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A process that holds several GPUs is active on all of them if one of them works."""
+"""Count a process as active on all its GPUs if one of them works."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_pause_explained_by_one_gpus_rhythm_excuses_the_others():
     "other",
     [
         replace(TRAIN, pid=8),
-        # The pid was reused, or the process with this pid is unknown.
+        # In these cases, the pid was reused, or the pid is unknown.
         replace(TRAIN, since_seconds=200.0),
         replace(TRAIN, pid=None),
         # Any CUDA program may have the device nodes of all GPUs open.

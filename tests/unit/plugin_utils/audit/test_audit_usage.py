@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Use of GPUs by jobs, users and accounts, computed from jobs and metrics."""
+"""Compute the use of GPUs by jobs, users and accounts from jobs and metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOUR = 3600.0
 START = END - 100 * HOUR
 GIB = 1 << 30
 H100 = "NVIDIA H100 80GB HBM3"
-#: Node n1 has four GPUs. GPU 3 has two instances.
+#: The node n1 has four GPUs, of which GPU 3 has two instances.
 GPUS = [("n1", "GPU-%d" % number, "") for number in range(3)]
 MIG = [("n1", "GPU-3", "7"), ("n1", "GPU-3", "8")]
 SUBJECTS = [Subject("gpu", *place[:2], model=H100, gpu_index=place[1][-1]) for place in GPUS] + [
@@ -36,9 +36,9 @@ SUBJECTS = [Subject("gpu", *place[:2], model=H100, gpu_index=place[1][-1]) for p
 
 
 def row(job, start, end, tres="gres/gpu:h100=1,gres/gpu=1", **more):
-    """Return a job in the form of the module slurm_jobs.
+    """Return a job as the module slurm_jobs does.
 
-    Times are hours after the start of the window.
+    Its times are hours after the start of the window.
     """
     times = {"start": "%d" % (START + start * HOUR), "end": "Unknown" if end is None else "%d" % (START + end * HOUR)}
     state = "RUNNING" if end is None else "COMPLETED"
@@ -54,9 +54,9 @@ def result(*rows, **more):
 
 
 def used(*rows, compute=None, memory=None, current=None, labelled=None, step=HOUR, subjects=SUBJECTS, **more):
-    """Return the use by jobs.
+    """Return the use of GPUs by jobs.
 
-    `compute` and `memory` are by device and hour after the start of the window.
+    The keys of `compute` and `memory` are devices, and then hours after the start of the window.
     """
 
     def numbered(values):
@@ -96,7 +96,7 @@ def test_ended_job_has_the_devices_that_the_exporter_labelled():
 
 @pytest.mark.parametrize("places", [GPUS[:2], [("n2", "GPU-9", "")], []])
 def test_devices_that_do_not_fit_the_allocation_are_unknown(places):
-    """Check a job that was requeued onto another GPU, and a label with another node."""
+    """Check a job that was requeued onto another GPU, and a label of another node."""
     (job,) = used(row(7, 10, 20), labelled={"7": frozenset(places)}).jobs
     assert (job.evidence, job.devices) == ("", ())
 
@@ -177,7 +177,10 @@ def test_time_outside_of_the_window_does_not_count():
 
 
 def test_short_job_that_was_alone_gets_the_use_of_its_interval():
-    """Check a job that ran for a quarter of an hour within an interval of one hour."""
+    """Give a short job the whole use of the hour in which it ran alone.
+
+    The job ran for a quarter of an hour.
+    """
     compute, memory = {GPUS[0]: {10: 0.2}}, {GPUS[0]: {10: GIB}}
     (job,) = used(row(7, 10.25, 10.5), labelled={"7": frozenset(GPUS[:1])}, compute=compute, memory=memory).jobs
     assert (job.measured_gpu_seconds, job.used_gpu_seconds, job.memory_max_bytes) == (HOUR / 4, 0.2 * HOUR, GIB)
@@ -311,7 +314,7 @@ def test_account_with_small_jobs_gets_advice_from_the_audit():
 
     (sentence,) = advised(HOUR)
     assert "Account team-a: 8 jobs with one GPU of type h100" in sentence and "1g.10gb" in sentence
-    # If values are averages of three hours, short peaks are invisible.
+    # In averages over three hours, short peaks are invisible.
     assert advised(3 * HOUR) == ()
 
 
@@ -327,7 +330,7 @@ def test_intervals_limit_the_number_of_samples():
 def year_of_jobs(count=1000):
     """Return the result of slurm_jobs for a year.
 
-    Every fourth job has all GPUs of its node.
+    Every fourth job had all GPUs of its node.
     """
     rows = []
     for number in range(count):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Accounts whose jobs would have fitted into smaller MIG instances."""
+"""Find accounts whose jobs would have fitted into smaller MIG instances."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verdicts with their reasons, stable IDs, and the comparison of two audits."""
+"""Test verdicts with their reasons, stable IDs, and the comparison of two audits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stat(most, *, coverage=1.0, **more):
 
 
 def holding(**more):
-    """Return the history of a well used GPU, with the given values changed."""
+    """Return the history of a GPU in good use, with these values changed."""
     base = Holding(
         GPU,
         holders=(Holder("process", "pid 4711 (python3 train.py)"),),
@@ -67,7 +67,7 @@ NOTEBOOK = (Holder("process", "pid 6 (python3 -m ipykernel_launcher -f k.json)",
 WATCHED = (Holder("process", "pid 7 (train.py)", listens=False, clients=0),)
 
 
-#: Tensor cores worked ten days ago.
+#: The tensor cores last worked ten days ago.
 COMPUTED = {"tensor": stat(0.3), "computed_seconds_ago": 10 * DAY}
 NO_ENGINES = tuple(name for name in ALL_SIGNALS if name != "video engines")
 UNPROFILED = ("kernels", "power", "CPU time")
@@ -94,27 +94,27 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("unhealthy", {"xid": {"79": "lost"}}),
         ("unhealthy", {"xid": {"149": "hardware", "13": "application"}}),
         ("unhealthy", {"throttled": {"hw_thermal": 0.2}}),
-        # XID 13 and 31 are errors of applications, and a power cap is a setting.
+        # XID 13 and 31 are errors of applications, and a power cap is a setting. So they are no fault of the GPU.
         ("right", {"xid": {"13": "application", "31": "application", "119": "driver", "63": "notice"}}),
         ("right", {"throttled": {"sw_power_cap": 0.9}}),
         ("right", {"throttled": {"hw_thermal": 0.01}}),
         ("held_without_process", {**IDLE, "holders": JOB, "processes_now": 0.0}),
         ("idle", {**IDLE}),
         ("free", {**IDLE, "holders": (), "processes_now": 0.0}),
-        # The holder is unknown, but the GPU is known to be idle.
+        # The holder is not known, but the GPU is certainly idle.
         ("idle", {**IDLE, "holders": None, "processes_now": None}),
-        # The GPU was idle long before the current holder started, so the holder is not responsible.
+        # The GPU was already idle long before its current holder started, so this holder is not to blame.
         ("no_data", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": 3600.0}),
         ("no_data", {**IDLE, "held_seconds": 0.0}),
         ("idle", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": None}),
-        # The GPU of a weekly job is idle four days after the job's last run. A service started three days ago and has
-        # not run over a weekend yet.
+        # The first row is a weekly job, four days after its last run. The next row is a service that started three days
+        # ago, and has not seen a weekend yet.
         ("right", {"quiet": quiet(4, longest_days=6.7), "held_seconds": TWO_WEEKS}),
         ("no_data", {**IDLE, "quiet": quiet(3), "held_seconds": 3 * DAY}),
         ("no_data", {**IDLE, "quiet": quiet(7.6), "held_seconds": 7.6 * DAY}),
         ("idle", {**IDLE, "quiet": quiet(7.7), "held_seconds": 7.7 * DAY}),
-        # The process started 61 hours ago. Another workload had the GPU until then without a pause, so the history is
-        # that workload's. If the holder's start is known, a restart more than a week ago does not excuse idleness.
+        # Another workload had this GPU until 61 hours ago, without a pause. The history belongs to that workload. A
+        # holder that was restarted more than a week ago is not excused.
         (
             "right",
             {"quiet": quiet(61 / 24, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 61 * 3600.0},
@@ -125,36 +125,37 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ),
         ("idle", {"quiet": quiet(8, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
         ("right", {"quiet": quiet(7, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
-        # The holder's start is unknown, and the GPU was already idle when the holder's newest process started.
+        # The holder's start is not known. The GPU was already idle when the newest process of the holder started.
         ("no_data", {**IDLE, "held_seconds": None, "newest_holder_seconds": DAY}),
         ("idle", {**IDLE, "held_seconds": None, "newest_holder_seconds": 8 * DAY}),
-        # A long weekend of four days after normal weekends.
+        # These rows are a long weekend of four days, after normal weekends.
         ("right", {"quiet": quiet(4.5, longest_days=2.6), "held_seconds": TWO_WEEKS}),
         ("idle", {"quiet": quiet(5.3, longest_days=2.6), "held_seconds": TWO_WEEKS}),
-        # The grace time is 48 h, and 12 h more for each of six groups of signals that is missing.
+        # The grace time is 48 h. For each of the six groups of signals that is missing, 12 h are added.
         ("right", {"quiet": quiet(4.9, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
         ("idle", {"quiet": quiet(5.1, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
         ("right", {"quiet": quiet(1.9, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
         ("idle", {"quiet": quiet(2.1, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
-        # Test a model server that has its model loaded, and similar holders that are no model servers.
+        # The first row is a model server whose model is loaded. The next rows are similar holders that are no model
+        # servers.
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": SERVER}),
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": (replace(SERVER[0], listens=False, clients=2),)}),
         ("standby", {**IDLE, "memory": stat(1 * GIB), "holders": (replace(SERVER[0], clients=2),)}),
-        # A small server waits too.
+        # This is a small model server, which waits too.
         ("standby", {**IDLE, "memory": stat(1 * GIB), "holders": SERVER}),
-        # Kernels ran in several hours, but too briefly to count as work.
+        # Some kernels ran in several hours, but were too short to count as work.
         ("standby", {**STIRRING, "memory": stat(1 * GIB), "holders": SERVER}),
         ("no_data", {**STIRRING, "memory": stat(1 * GIB), "holders": WATCHED}),
         ("no_data", {**STIRRING, "memory": stat(1 * GIB), "holders": NOTEBOOK}),
         ("idle", {**STIRRING, "quiet": replace(STIRRING["quiet"], kernel_hours_ratio=0.01), "holders": WATCHED}),
-        # Without profiling, a process that uses CPU time may start kernels that are not seen.
+        # Without profiling, kernels of a process that uses CPU time may not be seen.
         ("no_data", {**IDLE, "quiet": quiet(13, signals=UNPROFILED, cpu_cores=0.003), "holders": WATCHED}),
         ("idle", {**IDLE, "quiet": quiet(13, signals=UNPROFILED, cpu_cores=0.002), "holders": WATCHED}),
         ("idle", {**IDLE, "quiet": quiet(13, cpu_cores=0.05), "holders": WATCHED}),
-        # JPEG and optical flow need CPU time as well, and NVML does not report their engines on MIG.
+        # JPEG and optical flow also need CPU time, and NVML does not report their engines on MIG.
         ("no_data", {**IDLE, "quiet": quiet(13, signals=NO_ENGINES, cpu_cores=0.003), "holders": WATCHED}),
         ("idle", {**IDLE, "quiet": quiet(13, signals=NO_ENGINES, cpu_cores=0.002), "holders": WATCHED}),
-        # Only health probes, restarts or diagnostics use this server. A cron job has the same metrics.
+        # Only health probes, restarts or diagnostics use this server. The metrics of a cron job look the same.
         ("standby", {"hardly_works": True, "held_seconds": TWO_WEEKS, "holders": SERVER}),
         ("standby", {"hardly_works": True, "explained_kernels": "x.", "held_seconds": TWO_WEEKS, "holders": WATCHED}),
         ("right", {"hardly_works": True, "explained_kernels": "x.", "held_seconds": 6 * DAY, "holders": WATCHED}),
@@ -164,7 +165,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("right", {"hardly_works": True, "held_seconds": TWO_WEEKS, "holders": NOTEBOOK}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
-        # A server that polls uses a CPU core while its GPU is idle. A process without clients may be preparing data.
+        # A server that polls uses a CPU core although its GPU is idle. A process without clients may be preparing data.
         ("standby", {**POLLING, "memory": stat(60 * GIB), "holders": SERVER}),
         ("right", {**POLLING, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("right", {**POLLING, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
@@ -178,37 +179,37 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
                 "holders": SERVER,
             },
         ),
-        # If one metric shows work that another metric misses, the metrics are broken and the GPU is not idle.
+        # If one metric shows work that another metric does not show, the metrics are broken, and the GPU is not idle.
         ("broken_metrics", {"unreported_work_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unreported_work_seconds": 2 * DAY}),
         ("unhealthy", {"lost": True, "unreported_work_seconds": 2 * DAY}),
         ("broken_metrics", {"unexplained_busy_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unexplained_busy_seconds": 2 * DAY}),
-        # A training job computed, and now hangs in an all-reduce. The owner is asked.
+        # This training job has computed before, and now hangs in an all-reduce. The audit asks its owner.
         ("stalled", {**COMPUTED, "stalled_seconds": 3600.0}),
         ("right", {**COMPUTED, "stalled_seconds": 3599.0}),
         ("stalled", {**COMPUTED, "stalled_seconds": 2 * DAY, "processes_now": None, "holders": None}),
         ("broken_metrics", {**COMPUTED, "stalled_seconds": 2 * DAY, "unexplained_busy_seconds": 3600.0}),
-        # In doubt, a day must pass: a kernel may wait for requests or for its first data.
+        # If a kernel may be waiting for requests or for its first data, a day must pass.
         ("right", {**COMPUTED, "stalled_seconds": DAY - 1, "holders": SERVER}),
         ("stalled", {**COMPUTED, "stalled_seconds": DAY, "holders": SERVER}),
-        # Nothing shows that the kernel of this holder ever did more than wait.
+        # For these holders, nothing shows that the kernel ever did more than wait.
         ("right", {"stalled_seconds": 9 * DAY}),
         ("right", {"stalled_seconds": 9 * DAY, "holders": SERVER}),
         ("right", {**COMPUTED, "stalled_seconds": 9 * DAY, "newest_holder_seconds": 9.5 * DAY}),
         ("stalled", {**COMPUTED, "stalled_seconds": 9 * DAY, "newest_holder_seconds": 11 * DAY}),
-        # The exporter was restarted during the window.
+        # In these rows, the exporter was restarted during the window.
         ("right", {"unreported_work_seconds": 900.0}),
         ("right", {"unexplained_busy_seconds": 900.0}),
-        # If there is no data on activity, the need is unknown unless the memory is full.
+        # Without data on activity, the need is unknown unless the memory is full.
         ("saturated", {"memory": stat(79 * GIB), "compute": None, "busy": None}),
         ("no_data", {"memory": stat(10 * GIB), "compute": None, "busy": None}),
-        # One idle hour does not make a GPU idle.
+        # A single idle hour does not make a GPU idle.
         ("right", {"quiet": Quiet(3600.0)}),
         ("saturated", {"memory": stat(78 * GIB)}),
         ("saturated", {"compute": stat(0.95)}),
         ("oversized_memory", {"memory": stat(20 * GIB), "compute": stat(0.3)}),
-        # The workload needs the compute power, so free memory does not matter.
+        # The workload needs the compute power, so free memory is irrelevant.
         ("right", {"memory": stat(20 * GIB)}),
         ("oversized_compute", {"compute": stat(0.2)}),
         ("right", {"memory": None}),
@@ -237,8 +238,8 @@ def test_every_verdict_has_a_reason_and_a_waste():
     assert idle.waste_per_month == pytest.approx(2.0 * 730.5)
     assert judge(holding(), seconds=TWO_WEEKS).waste_per_month == 0.0
     assert judge(holding(price_per_hour=None, **IDLE), seconds=TWO_WEEKS).waste_per_month is None
-    # The workload needs a quarter of the memory (plus a margin) and a tenth of the compute power. The larger of the two
-    # shares counts.
+    # The workload needs a quarter of the memory plus a margin, and a tenth of the compute power. The larger share
+    # counts.
     small = judge(holding(memory=stat(20 * GIB), compute=stat(0.1)), seconds=TWO_WEEKS)
     assert small.waste_per_month == pytest.approx(2.0 * 730.5 * (1 - 0.25 * 1.15), abs=0.01)
 
@@ -258,7 +259,7 @@ def test_busy_gpu_can_be_underused():
         ("saturated", {"memory": stat(2 * GIB), "denials": 3.0}),
         ("oversized_memory", {"memory": stat(2 * GIB)}),
         ("idle", {"memory": stat(0.0)}),
-        # 45 percent of two weeks are six days, so the history is too short.
+        # 45 percent of two weeks are about six days, so the history is too short.
         ("no_data", {"memory": stat(0.0, coverage=0.45)}),
         ("no_data", {"memory": None}),
         ("no_data", {"memory": stat(2 * GIB, coverage=0.02)}),
@@ -339,19 +340,19 @@ def test_fixed_findings_are_gone_and_added_ones_new():
     first = findings(judged("idle", "right"), {}, 100.0)
     second = findings(judged("right", "saturated"), former(first), 200.0)
     assert {one.verdict.word: one.state for one in second} == {"right": "new", "saturated": "new"}
-    # Whether a GPU is oversized depends on its current state, so such a finding is never reported as gone.
+    # A GPU is oversized only in its current state, so such a finding is never reported as gone.
     (away,), hidden = gone(second, former(first), looked=YES)
     assert (away.verdict.word, away.state, hidden) == ("idle", "gone", ())
 
 
 def test_unseen_findings_are_not_gone():
     first = findings(judged("idle", "idle", "idle"), {}, 100.0)
-    # GPU-0 has no data, GPU-1 was checked and is missing, GPU-2 could not be checked.
+    # GPU-0 has no data. GPU-1 was checked and is gone. GPU-2 could not be checked.
     second = findings(judged("no_data"), former(first), 200.0)
     away, hidden = gone(second, former(first), looked=lambda subject: subject.gpu_uuid == "GPU-1")
     assert [one.holding.subject.gpu_uuid for one in away] == ["GPU-1"]
     assert sorted(one.holding.subject.gpu_uuid for one in hidden) == ["GPU-0", "GPU-2"]
-    # If a finding reappears, it keeps its ID and its age.
+    # A finding that appears again keeps its ID and its age.
     third = findings(judged("idle"), former(hidden), 300.0)
     assert [(one.state, one.first_found_seconds) for one in third] == [("still", 100.0)]
 
@@ -374,7 +375,7 @@ def test_ids_depend_on_subject_and_verdict():
 
 
 def unmeasured(**more):
-    """Return an unused instance on a GPU that has no utilization data per instance."""
+    """Return an unused instance on a GPU without utilization data per instance."""
     return holding(
         holders=(), processes_now=0.0, busy=None, compute=None, bandwidth=None, tensor=None, memory=stat(0.0),
         **{"processes": stat(0.0), **more},
@@ -428,7 +429,7 @@ def test_used_gpu_in_a_long_pause_names_the_pause_and_the_limit():
     ],
 )
 def test_reason_names_the_rule_that_sets_the_limit(held, longest, text):
-    # One signal of each group is measured, and the host counted clients.
+    # Each group of signals has one measured signal, and the host counted clients.
     signals = ("kernels", "SM activity", "PCIe traffic", "video engines", "power", "CPU time")
     quiet = Quiet(20 * 86400.0, longest_seconds=longest * 3600.0, signals=signals)
     changes = {**IDLE, "quiet": quiet, "held_seconds": held * 86400.0, "holders": WATCHED}

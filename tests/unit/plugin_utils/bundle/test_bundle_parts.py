@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the verification of a bundle and its text files."""
+"""Test how a bundle and its text files are verified."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ VALID = "[GNUPG:] VALIDSIG %s 2025-01-01 1735689600 0 4 0 22 10 01 %s\n"
     ("status", "problem"),
     [
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("B" * 40, "A" * 40), ""),
-        # The signature was made with a subkey of another key.
+        # A subkey made the signature, and the subkey belongs to another key.
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "B" * 40), "it is not signed by a trusted key"),
         ("[GNUPG:] EXPKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "EXPKEYSIG"),
         ("[GNUPG:] REVKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "REVKEYSIG"),
         ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n", "ERRSIG"),
         ("[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
         ("", "no signature"),
-        # The file has two signatures, because the vendor is changing its key.
+        # The vendor is changing its key, so the file has two signatures.
         ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), ""),
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40) + "[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
     ],
@@ -97,7 +97,7 @@ def test_index_cannot_name_files_outside_of_its_repository(path):
 
 
 class Vendor:
-    """Replace the fetcher by a mapping from addresses to contents."""
+    """Replace the fetcher by a mapping of addresses to contents."""
 
     def __init__(self, contents):
         self.contents = contents
@@ -109,7 +109,7 @@ class Vendor:
 
 
 def packages_of(tmp_path, contents, listed):
-    """Return the index text, and which forms of the index are kept and fetched."""
+    """Return the text of the index, the kept forms of the index, and the fetched ones."""
     vendor = Vendor(contents)
     found = mirror.Mirror(source())
     sums = {name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in listed.items()}
@@ -152,7 +152,7 @@ def test_file_is_written_atomically_and_only_if_different(tmp_path):
 
 
 class Odd(http.server.BaseHTTPRequestHandler):
-    """Answers with a custom error reason, or with an invalid length."""
+    """Answer with a custom error reason, or with an invalid length."""
 
     def do_GET(self):
         if self.path == "/refused":

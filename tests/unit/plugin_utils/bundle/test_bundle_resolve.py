@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""APT packages for a bundle: versions, dependencies and alternatives."""
+"""Resolve APT packages for a bundle: versions, dependencies and alternatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PINNED = ("*nvidia*", "libcuda1")
 
 
 def index(*packages, machine="x86_64"):
-    """Return an APT index of (name, version, fields) packages."""
+    """Return an APT index of packages. A package is (name, version, fields)."""
     stanzas = []
     for name, version, fields in packages:
         known = {
@@ -53,7 +53,10 @@ def test_dependencies_are_followed_recursively():
 
 
 def test_driver_packages_have_its_version_and_others_the_newest():
-    """nvidia-persistenced has no version in the request, because the role pins it."""
+    """Give the driver's version to its packages, and the newest to others.
+
+    The request gives nvidia-persistenced no version, because the role pins it.
+    """
     packages = index(
         ("nvidia-driver-cuda", "580.105.08-1", {"Depends": "nvlsm, nvidia-base"}),
         *(("nvidia-persistenced", version, {}) for version in ("580.95.05-1", "580.105.08-1", "590.48.01-1")),
@@ -81,7 +84,7 @@ def test_present_alternative_satisfies_a_dependency():
         "nvidia-driver-cuda 580.105.08-1",
         "nvidia-kernel-open-dkms 580.105.08-1",
     ]
-    # If none of the alternatives is selected, the first alternative is taken, as apt does.
+    # If none of the alternatives is selected, take the first one, as apt does.
     assert "nvidia-kernel-dkms 580.105.08-1" in taken(driver(), packages)[0]
 
 
@@ -91,7 +94,7 @@ def test_present_alternative_satisfies_a_dependency():
         ("libcuda.so.1", "libcuda.so.1", True),
         ("libcuda.so.1 (>= 500)", "libcuda.so.1 (= 580)", True),
         ("libcuda.so.1 (>= 600)", "libcuda.so.1 (= 580)", False),
-        # Debian Policy 7.5: a Provides without a version does not satisfy a dependency with a version.
+        # Debian Policy 7.5: if a Provides has no version, it does not satisfy a dependency with a version.
         ("libcuda.so.1 (>= 500)", "libcuda.so.1", False),
         ("libcuda1 (<< 580.105.08-1)", "", False),
         ("libcuda1 (<= 580.105.08-1)", "", True),

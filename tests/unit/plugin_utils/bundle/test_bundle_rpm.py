@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RPM repositories in a bundle: versions, boolean dependencies, chosen packages."""
+"""Test RPM repositories in a bundle: versions, dependencies, chosen packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION = ("3", "580.105.08", "1.el9")
         ("580.95.05-1.el9", "580.105.08-1.el9"),
         ("590.48.01-1.el9", "3:580.105.08-1.el9"),
         ("1.18.2-1", "1.18.2-2"),
-        # rpm-version(7): letters sort before digits, a tilde before the end, and a caret after it.
+        # rpm-version(7): letters sort before digits, a tilde sorts before the end, and a caret after it.
         ("1.0a", "1.0.1"),
         ("1.0~rc1", "1.0"),
         ("1.0", "1.0^git1"),
@@ -64,7 +64,7 @@ def test_parts_of_a_boolean_dependency(text, parts):
 
 
 def index(tmp_path, *packages):
-    """Return createrepo_c's index of these packages.
+    """Return the index that createrepo_c makes of these packages.
 
     A package is (name, (epoch, version, release), requires, provides, more).
     """

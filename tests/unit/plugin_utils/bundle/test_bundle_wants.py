@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The roles' rules determine which packages hosts need in a bundle."""
+"""Determine the packages that hosts need in a bundle from the roles' rules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def host(distribution="debian-12", platform=(), **values):
 
 
 def only(wants):
-    """Return the only repository, its only request, and the hosts of this request."""
+    """Return the only repository, its only request, and the hosts of that request."""
     ((source, asks),) = wants.repositories.items()
     ((ask, hosts),) = asks.items()
     return source, ask, hosts
@@ -235,13 +235,16 @@ def test_one_folder_has_one_origin():
     with pytest.raises(BundleError) as refused:
         collect(hosts, DISTRIBUTIONS)
     assert refused.value.where == "repositories/driver/debian12/x86_64"
-    # If two repositories have the same key, this is not a conflict.
+    # Two repositories with the same key are no conflict.
     hosts = {"a": host(container_toolkit_version="1.18.2"), "b": host("el-9", container_toolkit_version="1.18.2")}
     assert len(collect(hosts, DISTRIBUTIONS).repositories) == 2
 
 
 def test_request_is_that_of_a_bare_host():
-    """Hosts with headers or a driver need fewer packages than a bare host."""
+    """Request the packages of a bare host.
+
+    Hosts with headers or a driver need fewer packages.
+    """
     from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import Platform
 
     ask = driver_ask(host(), "580", Platform("ubuntu-24.04"), DISTRIBUTIONS["ubuntu-24.04"])

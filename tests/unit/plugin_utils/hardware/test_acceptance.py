@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The acceptance rules for readings of GPUs, and the parser of dcgmi's JSON."""
+"""Test the acceptance rules for readings of GPUs, and the parser of dcgmi's JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware import dcgm
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.acceptance import Limits, accepted, verdicts
 
-#: Readings of a healthy GPU with two NVLinks. Each key is (NVML call, subject).
+#: Readings of a healthy GPU with two NVLinks, by (NVML call, subject).
 HEALTHY = {
     ("nvmlDeviceGetEccMode", ""): [1, 1],
     ("nvmlDeviceGetTotalEccErrors", "uncorrected volatile"): 0,
@@ -35,7 +35,7 @@ HEALTHY = {
 
 
 class Error(str):
-    """An NVML error code instead of a value."""
+    """An NVML error code in place of a value."""
 
 
 def gpu(index=0, changes=()):
@@ -118,7 +118,7 @@ def test_limit_is_inclusive(call, value, limits):
 
 
 def test_reduced_clock_of_an_idle_or_capped_gpu_is_no_failure():
-    # The bits of an idle GPU, of applications clocks and of the software power cap (nvml.h).
+    # These bits mean an idle GPU, applications clocks, and the software power cap (nvml.h).
     assert failed(host(gpu(0, {("nvmlDeviceGetCurrentClocksEventReasons", ""): 0x7}))) == {}
 
 

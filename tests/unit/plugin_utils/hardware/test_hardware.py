@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hardware check of a GPU: model files, nvidia-smi, kernel files and masking.
+"""Test the hardware check: model files, nvidia-smi, kernel files and masking.
 
-The tests also cover the report page.
+The tests also cover the page of the report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.thorough import THOROUGH
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000a"
 FILES = model_file.model_files()
-#: The part of `nvidia-smi -q -x` that is parsed (nvsmi_device_v12.dtd).
+#: The part of `nvidia-smi -q -x` that the parser reads (nvsmi_device_v12.dtd).
 XML = """<?xml version="1.0" ?>
 <nvidia_smi_log>
   <driver_version>580.105.08</driver_version>
@@ -146,7 +146,7 @@ def test_failing_nvidia_smi_is_a_reason():
 def kernel(tmp_path):
     """Make the kernel files of a host with one H100 in MIG mode.
 
-    The GPU's device nodes are copies of /dev/zero (1:5).
+    The device nodes of the GPU are copies of /dev/zero (1:5).
     """
     for path, text in {
         "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.105.08  Release Build\n",
@@ -185,7 +185,7 @@ def nvml_of_one(simulated=False):
 def of_gpu(nvml, call, of=""):
     """Return the reading of a call.
 
-    If the call has no reading, add one without a value.
+    If there is no such reading, first add one without a value.
     """
     calls = nvml["gpus"][0]["calls"]
     calls += [] if any(is_reading(each, call, of) for each in calls) else [{"call": call, "of": of}]
@@ -202,7 +202,7 @@ def read(root):
 
 def test_matching_kernel_files(kernel):
     checks = list(host_checks.kernel_checks(nvml_of_one(), read(kernel)))
-    # The test cannot create a node with the minor number 255.
+    # This node is missing, because the test cannot create a node with the minor number 255.
     assert differing(checks) == {"/dev/nvidiactl": ("a character device", "missing")}
     assert {check.what: check.reason for check in checks if check.outcome == "not run"} == {
         "nodes of GPU instance 1": "not created yet: nvidia-cap687, nvidia-cap688"
@@ -319,7 +319,7 @@ def test_the_catalogue_is_read_from_any_folder(tmp_path):
 
 
 def whole_reading():
-    """Return all parts of a module's reading of one GPU that the check uses."""
+    """Return a module's reading of one GPU, with all parts that the check uses."""
     nvml = nvml_of_one()
     readings = nvml["gpus"][0]["calls"]
     for call, of, value in (
@@ -364,7 +364,7 @@ def whole_reading():
 
 
 def places(value, path=()):
-    """Return the path of every value in a reading."""
+    """Return the paths of all values in a reading."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in inner:
@@ -372,7 +372,7 @@ def places(value, path=()):
 
 
 def judged(reading):
-    """Return the checks of a reading, by (area, subject)."""
+    """Return {(area, subject): check} of a reading."""
     return {(check.area, check.what): check for check in checks.judge(reading, FILES)}
 
 
@@ -386,7 +386,7 @@ def test_unfilled_field_is_no_value():
     for of in ("power min limit", "module power default limit"):
         of_gpu(reading["nvml"], call, of)["value"] = 0.0
     of_gpu(reading["nvml"], call, "power average")["value"] = 78945
-    # The real value of an integer field may be 0.
+    # In an integer field, 0 can be the real value.
     of_gpu(reading["nvml"], call, "ecc corrected volatile")["value"] = 0
     of_gpu(reading["nvml"], "nvmlDeviceGetTotalEccErrors", "corrected volatile")["value"] = 0
     found = judged(reading)
@@ -412,7 +412,7 @@ def test_maximum_of_instances_is_from_profiles_without_mig_mode():
         (0x18BE10DE, 700, "96.00.A5.00.03", set()),
         (0x18BF10DE, 615, "96.00.A5.00.1A", set()),
         (0x18BF10DE, 700, "96.00.A5.00.1A", {"memory_reserved_mib"}),
-        # Boards of the same model can have different firmware versions.
+        # Boards of one model can have different firmware versions.
         (0x18BE10DE, 615, "96.00.A5.00.1A", {"memory_reserved_mib"}),
         (0x18BF10DE, 615, "96.00.A5.00.22", set()),
         (0x18AA10DE, 700, "96.00.A5.00.03", {"pci_subsystem_id"}),
@@ -521,9 +521,9 @@ def test_any_reading_of_a_host_is_judged_or_refused():
 
 
 def reading_of_chained_names(count):
-    """Return a reading in which masking one GPU's name creates the next GPU's name.
+    """Return a reading in which masking a GPU's name creates the next GPU's name.
 
-    The name of each GPU is part of the placeholder of the previous GPU.
+    Each GPU's name is a part of the placeholder for the GPU before it.
     """
     reading = whole_reading()
     reading["nvml"]["gpus"] = [
@@ -592,7 +592,7 @@ def test_report_size_is_limited(monkeypatch):
     call = {"call": "nvmlDeviceGetName", "of": "", "value": "x" * 900}
     reading["nvml"]["gpus"][0]["calls"] += [dict(call, of=str(number)) for number in range(1000)]
     assert host_reading.judged("gpu-7", reading, False, acceptance.Limits())
-    # The real limit is 64 MiB. A text of that size would take as long as all other tests of the file.
+    # The real limit is 64 MiB. A text of this size would take as long as all other tests of the file.
     monkeypatch.setattr(host_reading, "_MOST_LETTERS", 900_000)
     with pytest.raises(FleetError, match="invalid format"):
         host_reading.judged("gpu-7", reading, False, acceptance.Limits())

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The idle rule: quiet times, usage rhythms, missing signals and holidays."""
+"""Test the idle rule: quiet times, usage rhythms, missing signals and holidays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY = 24 * HOUR
 
 
 def hours(*, works=(), gaps=(), began=0.0, excluded=()):
-    """Return a rhythm from spans of work and spans of missing samples, in hours."""
+    """Return a rhythm. Spans of work and of missing samples are in hours."""
     rhythm = Rhythm(began * HOUR, [(start * HOUR, end * HOUR) for start, end in excluded])
     told = [(*span, rhythm.works) for span in works] + [(*span, rhythm.gap) for span in gaps]
     for start, end, tell in sorted(told, key=lambda row: row[:2]):
@@ -36,25 +36,26 @@ def hours(*, works=(), gaps=(), began=0.0, excluded=()):
         ({}, 10, 10, 0),
         ({"works": [(0, 10)]}, 10, 0, 0),
         ({"works": [(0, 4)]}, 10, 6, 0),
-        # A quiet time at the start of the history counts too. Its real length is at least the part in the history.
+        # The quiet time at the start of the history counts too. It is at least as long as its part in the history.
         ({"works": [(4, 5)]}, 10, 5, 4),
         ({"works": [(0, 1), (9, 10), (12, 13)]}, 20, 7, 8),
-        # Spans of work overlap or are repeated.
+        # These spans of work overlap or are repeated.
         ({"works": [(0, 5), (3, 6), (3, 6)]}, 10, 4, 0),
-        # If a gap is longer than a tenth of the current quiet time, the quiet time starts after the gap.
+        # If a gap is longer than a tenth of the current quiet time, the quiet time counts from the end of the gap.
         ({"works": [(0, 1)], "gaps": [(5, 8)]}, 12, 4, 0),
         ({"works": [(0, 1)], "gaps": [(50, 53)]}, 101, 100, 0),
         ({"works": [(0, 1)], "gaps": [(5, 8)]}, 31, 30, 0),
         ({"works": [(0, 1)], "gaps": [(5, 8)]}, 30, 22, 0),
-        # If the current sample is missing, the current state is unknown.
+        # If the newest sample is missing, the current state is unknown.
         ({"works": [(0, 1)], "gaps": [(5, 10)]}, 10, 0, 0),
-        # If a gap is between two quiet times, they are one quiet time. A gap next to work does not extend a quiet time.
+        # Two quiet times with only a gap between them are one quiet time. A gap next to work does not lengthen a quiet
+        # time.
         ({"works": [(0, 1), (20, 21)], "gaps": [(5, 15)]}, 22, 1, 19),
         ({"works": [(0, 5), (15, 16)], "gaps": [(5, 15)]}, 22, 6, 0),
         ({"works": [(0, 5), (18, 19)], "gaps": [(5, 15)]}, 22, 3, 3),
         ({"works": [(0, 1), (15, 16)], "gaps": [(5, 15)]}, 22, 6, 4),
         ({"works": [(0, 1), (30, 31)], "gaps": [(5, 10), (15, 20)]}, 31, 0, 29),
-        # Holidays are left out of the current quiet time and of earlier ones.
+        # Holidays do not count in the current quiet time and in earlier ones.
         ({"works": [(0, 1)], "excluded": [(5, 8)]}, 12, 8, 0),
         ({"works": [(0, 1), (11, 12)], "excluded": [(5, 8), (9, 30)]}, 40, 10, 5),
     ],
@@ -103,7 +104,7 @@ def test_nightly_pauses_allow_a_weekend():
     """The history has no weekend yet: 62 hours from Friday 18:00 to Monday 08:00."""
     assert threshold(longest_days=7.9 / 24) * 24 == 48
     assert threshold(longest_days=8 / 24) * 24 == threshold(longest_days=12 / 24) * 24 == 64
-    # The longer one of two extensions applies: the one for a weekend, and the one for missing signals.
+    # There is an extension for a weekend and one for missing signals. The longer one applies.
     assert threshold(longest_days=0.5, missing=2) == 3
 
 
@@ -122,13 +123,13 @@ def test_holder_that_pauses_for_days_may_work_every_second_week():
 def test_holder_that_never_paused_is_not_stopped_in_its_first_pause():
     assert stop_seconds(Policy(), longest_seconds=7.9 * HOUR) == 184 * HOUR
     assert stop_seconds(Policy(), longest_seconds=8 * HOUR) == 0
-    # A job at the end of a quarter has not worked yet.
+    # A job that runs at the end of a quarter has not worked yet.
     assert stop_seconds(Policy(), longest_seconds=0.0, never_worked=True) == 100 * 24 * HOUR
 
 
 def test_each_missing_group_of_signals_extends_the_grace():
     assert [threshold(missing=count) for count in range(3)] == [2, 2.5, 3]
-    # Missing signals only extend the grace time.
+    # Missing signals lengthen only the grace time.
     assert threshold(longest_days=6.7, missing=4) == 15
 
 
@@ -148,7 +149,7 @@ def test_holiday_lasts_from_midnight_to_midnight_in_its_time_zone():
     assert datetime.datetime.fromtimestamp(start, zoneinfo.ZoneInfo("Europe/Berlin")).isoformat() == (
         "2026-10-25T00:00:00+02:00"
     )
-    # On this day, the clocks are set back.
+    # On this day, clocks are set back by an hour.
     assert end - start == 25 * HOUR
     ((start, end),) = spans(["2026-12-24"])
     assert start % DAY == 0 and end - start == DAY

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small random packing problems and their optimal results by brute force."""
+"""Generate small random packing problems, and solve them by brute force."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
 from tests.unit.mig_rules import legal
 
 MODELS = load_models()
-#: Models whose MIG grid has eight units, four units or twelve units, and a model without MIG.
+#: Models whose MIG grid has eight, four or twelve units, and a model without MIG.
 MIXED = ("A100-40GB", "A30-24GB", "RTXPRO6000-96GB", "L40S-48GB")
 SHARES = [share("vgpu", 8192, 30), share("vgpu", 20480, 20), share("vgpu", 1024, 60), share("mps", 4096, 50)]
 
@@ -44,7 +44,7 @@ def shapes_of(models):
 def problems(draw, gpus=5, workloads=7, bound=True, rules=True):
     """Generate a fleet and workloads, without a current layout.
 
-    Some of the workloads may not fit.
+    Not all workloads need to fit.
     """
     models = draw(st.lists(st.sampled_from(MIXED), min_size=1, max_size=gpus))
     shapes = st.sampled_from(shapes_of(models))
@@ -77,9 +77,9 @@ def problems(draw, gpus=5, workloads=7, bound=True, rules=True):
 
 @st.composite
 def days_later(draw, packing, problem):
-    """Generate a problem of a later day.
+    """Generate the problem of a later day from a packing.
 
-    The first packing is the current layout, and workloads have changed.
+    The packing is the current layout, and some workloads have changed.
     """
     shapes = st.sampled_from(shapes_of([gpu.model for gpu in problem.gpus]))
     workloads = []
@@ -95,11 +95,11 @@ def days_later(draw, packing, problem):
 
 
 def fewest(models, profiles, allowed=lambda choice: True):
-    """Return the fewest workloads left out, and the fewest GPUs used in that case.
+    """Return the smallest number of workloads left out, and of GPUs used in that case.
 
-    The result is computed by brute force. All workloads are single-GPU MIG workloads. `allowed` takes the GPU number of
-    each workload (-1: left out), and returns whether rules other than space permit the choice. Geometry comes from
-    mig_rules, which shares no code with the planner.
+    Tries all assignments. All workloads are single-GPU MIG workloads. `allowed` takes the GPU number of each workload
+    (-1: left out), and returns whether rules other than space permit the choice. Geometry comes from mig_rules, which
+    shares no code with the planner.
     """
     best = None
     for choice in itertools.product(range(-1, len(models)), repeat=len(profiles)):
@@ -121,7 +121,7 @@ def possible(model, names):
 def ways(model, names):
     """Yield all ways to place these profiles on an empty GPU.
 
-    Each way is a list of (profile, Placement).
+    A way is a list of (profile, Placement).
     """
     (gpu,) = assumed_gpus([model], MODELS)
     at = {profile.name: profile.placements for profile in gpu.mig.profiles}
@@ -135,7 +135,7 @@ def least_churn(model, count, today, wanted):
     """Return the minimum (GPUs in use, moved, destroyed), with all workloads placed.
 
     All GPUs have one model. `today` is a list per GPU of (profile, start, workload or None). `wanted` maps workloads to
-    profiles. Every assignment and every placement is tried. A used GPU keeps the current instances that block no
+    profiles. Tries every assignment and every placement. A used GPU keeps the current instances that block no
     placement.
     """
     home = {name: (n, profile, start) for n, here in enumerate(today) for profile, start, name in here if name}
@@ -156,9 +156,9 @@ def least_churn(model, count, today, wanted):
 
 
 def _gpu_churn(model, number, here, names, wanted, home):
-    """Return (1 if in use, unmoved workloads, destroyed instances) of one GPU.
+    """Return (1 if in use, unmoved workloads, destroyed instances) for one GPU.
 
-    The numbers describe the best placement of these workloads. If no placement exists, the result is None.
+    The numbers are those of the best placement of these workloads. Returns None if there is no placement.
     """
     if not names:
         return (0, 0, len(here))

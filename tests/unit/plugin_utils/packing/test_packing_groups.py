@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tests of local search and lower bounds for groups of workloads."""
+"""Test local search and lower bounds for groups of workloads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def packed(problem, solver="auto"):
 
 @pytest.mark.parametrize("seed", [2, 3, 6])
 def test_local_search_places_workloads_that_best_fit_leaves_out(seed):
-    # The exact search can place all workloads of these problems.
+    # The exact search places all workloads of these problems.
     problem = groups(seed)
     assert greedy(Case(problem))[0].unplaced
     packing = packed(problem, "heuristic")
@@ -71,7 +71,8 @@ def test_local_search_moves_no_workload_that_best_fit_keeps():
 
 @needs_or_tools
 def test_bound_of_a_near_group_that_exceeds_a_host():
-    # Each host has two nodes with two GPUs. The single workload takes one GPU of a node, so only one pair fits beside it.
+    # Each host has two NUMA nodes of two GPUs. The single workload takes a GPU of one node, so only one pair fits on
+    # its host.
     gpus = tuple(FleetGpu("h%d" % h, n, A100, numa_node=n // 2) for h in range(3) for n in range(4))
     workloads = (
         Workload("single", (WHOLE,), near="n"),
@@ -88,6 +89,6 @@ def test_bound_of_a_near_group_that_exceeds_a_host():
 def test_bound_of_more_workloads_apart_than_hosts():
     workloads = tuple(Workload("w%d" % n, (WHOLE,), apart="a", weight=1 + n) for n in range(4))
     problem = Problem(fleet(*[A100] * 6, per_host=2), workloads)
-    # There are three hosts, so the workload with the lowest weight is left out.
+    # The three hosts cannot hold all workloads, so the one with the lowest weight is left out.
     assert least_of_groups(Case(problem)) == (1, 3)
     assert list(packed(problem).unplaced) == ["w0"]

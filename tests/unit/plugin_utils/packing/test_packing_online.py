@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Online placement keeps room for the usual requests, and never exceeds a host."""
+"""Check that online placement keeps room for usual requests and exceeds no host."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_several_whole_gpus_come_from_one_host():
 
 
 def test_room_is_never_exceeded_and_returns_when_a_workload_ends():
-    """Compare the room with a count of what was placed."""
+    """Compare the recorded room with a count of the placed workloads."""
     rng = random.Random(1)
     fleet = [Host("h%d" % n, rng.choice("AB"), 16_000, 65_536, (1000,) * 4) for n in range(6)]
     kinds = [part(rng.choice((100, 300, 470, 1000)), cpu=rng.choice((1000, 4000))) for _ in range(8)]
@@ -92,7 +92,7 @@ def test_room_is_never_exceeded_and_returns_when_a_workload_ends():
         assert len(set(place.gpus)) == demand.gpus
     while running:
         online.release(*running.pop())
-    # All room is free again, so each host takes four whole GPUs.
+    # All workloads have ended, so each host has room for four whole GPUs.
     assert [online.place(Demand(1000, 1024, 4)) is not None for _ in range(7)] == [True] * 6 + [False]
 
 

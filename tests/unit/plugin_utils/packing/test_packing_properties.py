@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every packing is valid and complete, and makes no needless changes.
+"""Check that packings are valid and complete, and make no needless changes.
 
-If a problem is so small that all packings can be tried, the result is optimal.
+For a problem so small that all packings can be tried, the packing must be optimal.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_no_packing_leaves_out_less_or_takes_fewer_gpus(models, profiles):
 
 @st.composite
 def small_quotas(draw):
-    """Generate a few quotas of one kind, and a model that can hold each of them."""
+    """Generate a model, and a few quotas of one kind that it can hold one by one."""
     kind = draw(st.sampled_from(["vgpu", "mps"]))
     sizes = st.tuples(st.integers(0, 40), st.integers(0, 20))
     quotas = [share(kind, gib * 1024, 5 * steps) for gib, steps in draw(st.lists(sizes, min_size=1, max_size=6))]
@@ -110,7 +110,7 @@ def small_quotas(draw):
 
 
 def fewest_gpus(model, quotas):
-    """Return the minimum number of GPUs by trying every partition of the quotas."""
+    """Return the smallest number of GPUs by trying every partition of the quotas."""
     rules = geometry(model)
 
     def grow(rest, gpus):
@@ -130,7 +130,7 @@ def fewest_gpus(model, quotas):
 @slow
 @given(small_quotas(), st.sampled_from([0, 40]))
 def test_bound_of_quotas_is_never_above_the_optimum(problem, most_shapes):
-    """Compare the bound with the optimum. With `most_shapes` 0, columns are used."""
+    """Compare the bound with the optimum. If `most_shapes` is 0, columns are used."""
     quotas, model = problem
     workloads = tuple(Workload("w%d" % n, (quota,)) for n, quota in enumerate(quotas))
     with mock.patch.object(geometries, "MOST_SHAPES", most_shapes):
@@ -146,7 +146,7 @@ def test_bound_of_quotas_is_never_above_the_optimum(problem, most_shapes):
 @slow
 @given(problems())
 def test_bounds_hold_with_restrictions_and_several_kinds(problem):
-    """Compare the bounds with packings in which every workload has a place."""
+    """Check that the bounds do not exceed packings with a place for every workload."""
     packing = pack(problem)
     case = Case(problem)
     if not packing.unplaced:
@@ -156,9 +156,9 @@ def test_bounds_hold_with_restrictions_and_several_kinds(problem):
 
 @st.composite
 def small_groups(draw):
-    """Generate workloads with affinity, anti-affinity and hosts.
+    """Generate workloads with affinity, anti-affinity and fixed hosts.
 
-    The workloads are for three A100 on two hosts.
+    The fleet has three A100 on two hosts.
     """
     profiles = st.sampled_from(["1g.5gb+me", "2g.10gb", "3g.20gb", "4g.20gb"])
     return tuple(
@@ -185,7 +185,7 @@ def test_no_packing_of_groups_leaves_out_less_or_takes_fewer_gpus(workloads):
             return False
         if len({gpu.host for w, gpu in placed if w.near}) > 1:
             return False
-        # No two members of a group share a GPU. Members with `apart_on: host` do not share a host either.
+        # Two members of a group must not share a GPU, and with `apart_on: host` no host either.
         keys = [gpu.key for w, gpu in placed if w.apart]
         hosts = [gpu.host for w, gpu in placed if w.apart and w.apart_on == "host"]
         return len(keys) == len(set(keys)) and len(hosts) == len(set(hosts))
@@ -198,7 +198,7 @@ def test_no_packing_of_groups_leaves_out_less_or_takes_fewer_gpus(workloads):
 
 @st.composite
 def small_days(draw):
-    """Generate (current workloads, wanted workloads) that fit on two A100.
+    """Generate current workloads and wanted workloads that fit on two A100.
 
     Both are mappings from workloads to profiles.
     """
@@ -222,7 +222,7 @@ def as_workloads(wanted):
 def test_no_replan_takes_fewer_gpus_or_moves_or_destroys_less(day, even):
     old, wanted = day
     gpus = fleet("A100-40GB", "A100-40GB")
-    # With the policy `spread`, gaps remain, so that a move can save a GPU.
+    # The policy `spread` leaves gaps, so that a move can save a GPU.
     first = pack(Problem(gpus, as_workloads(old), (), Rules(policy="spread" if even else "binpack")))
     problem = Problem(gpus, as_workloads(wanted), stands(first))
     packing = pack(problem)

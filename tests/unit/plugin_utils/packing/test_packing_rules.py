@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules of packing, refused problems, and messages."""
+"""Test the rules of packing, refused problems, and messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wanted(*profiles, **more):
 
 
 def where(packing):
-    """Return (host, index) of the GPU by workload."""
+    """Return {workload: (host, index) of its GPU}."""
     found = {}
     for standing in packing.standing:
         found.setdefault(standing.workload, []).append(standing.key)
@@ -65,7 +65,7 @@ def packed(problem, solver):
 
 @needs_or_tools
 def test_pairs_that_a_greedy_packer_misses():
-    # A packer that takes the largest workload first puts a 4g with a 2g on one GPU. But 4g+3g and 3g+2g+2g also fit.
+    # A packer that takes the largest workload first would put a 4g and a 2g on one GPU. But 4g+3g and 3g+2g+2g fit too.
     packing = packed(Problem(fleet(*[A100] * 4), wanted("4g.20gb", "3g.20gb", "3g.20gb", "2g.10gb", "2g.10gb")), "auto")
     assert (packing.score.gpus, packing.bound, packing.proven) == (2, 2, True)
 
@@ -155,7 +155,7 @@ def test_several_gpus_stay_within_their_domain(solver, search):
 
 @needs_or_tools
 def test_search_places_groups_that_the_heuristic_cannot():
-    # The pair would fit best on the host with two GPUs, but other workloads can only run there.
+    # The pair would fit best on the host with two GPUs. But other workloads can run only there.
     gpus = tuple(FleetGpu(host, n, A100) for host, count in (("a", 2), ("b", 3)) for n in range(count))
     workloads = (
         Workload("pair", (WHOLE,), gpus=2),
@@ -193,7 +193,7 @@ def test_too_many_groups_for_the_hosts(solver):
 
 
 def today(*standing):
-    """Parse lines of "gpu profile@start workload". A dash means that no workload runs."""
+    """Parse lines "gpu profile@start workload". A dash means that no workload runs."""
     found = []
     for text in standing:
         index, instance, name = text.split()
@@ -315,7 +315,7 @@ def test_result_does_not_depend_on_the_process():
 
 @needs_or_tools
 def test_thousands_are_counted_by_pattern():
-    # A GPU holds a 4g and a 3g, or three 2g: 300 + 100 GPUs.
+    # A GPU holds a 4g and a 3g, or three 2g, so the fleet needs 300 + 100 GPUs.
     workloads = wanted(*(["4g.20gb", "3g.20gb", "2g.10gb"] * 300))
     packing = packed(Problem(fleet(*[A100] * 900, per_host=8), workloads), "auto")
     assert (packing.score.gpus, packing.proven) == (400, True)
@@ -391,7 +391,7 @@ def test_reason_names_reserved_gpus(solver):
 
 
 def quotas(count, seed=1):
-    """Return a problem with `count` different quotas that has room for all."""
+    """Return a problem with room for all of `count` different quotas."""
     rng = random.Random(seed)
     sizes = rng.sample([(mib, percent) for mib in range(2000, 60000, 256) for percent in range(5, 81, 5)], count)
     workloads = tuple(Workload("w%d" % n, (share("vgpu", *size),)) for n, size in enumerate(sizes))
@@ -403,7 +403,7 @@ def quotas(count, seed=1):
 )
 @needs_or_tools
 def test_many_different_quotas_have_a_bound(count):
-    """Print a bound although there are too many patterns to list them."""
+    """Print a bound, although there are too many patterns to list all of them."""
     packing = packed(quotas(count), "auto")
     assert not packing.unplaced
     assert count // 4 < packing.bound <= packing.score.gpus <= packing.bound * 1.1
@@ -491,21 +491,24 @@ def test_example_of_the_documentation():
 
 
 def test_heuristic_fills_gpus_with_matching_profiles():
-    """Fill all slices: 4g with 3g, and 3g with two 2g. Best fit would pair the 3g."""
+    """Fill all slices with 4g and 3g, and with 3g and two 2g.
+
+    Best fit would pair the two 3g.
+    """
     workloads = wanted(*["4g.20gb"] * 6, *["3g.20gb"] * 12, *["2g.10gb"] * 12)
     packing = packed(Problem(fleet(*[A100] * 16, per_host=8), workloads), "heuristic")
     assert (packing.unplaced, packing.score.gpus, packing.claim) == ({}, 12, "proven optimal")
 
 
 def test_heuristic_leaves_out_the_fewest_workloads():
-    """Prefer many small workloads on a GPU to one large one."""
+    """Prefer many small workloads on a GPU to one large workload."""
     workloads = wanted(*["7g.40gb"] * 4, *["1g.5gb"] * 14, *["3g.20gb"] * 2)
     packing = packed(Problem(fleet(*[A100] * 4, per_host=4), workloads), "heuristic")
     assert packing.score.unplaced == 3
 
 
 def test_heuristic_combines_many_different_quotas():
-    """Combine more different quotas than patterns can be listed for."""
+    """Combine so many different quotas that their patterns cannot be listed."""
     sizes = [(20_000 + 256 * n, 30 + n % 20) for n in range(50)]
     total = geometry.geometry("H100-80GB").memory_mib
     pairs = [*sizes, *((total - memory, 100 - sms) for memory, sms in sizes)]

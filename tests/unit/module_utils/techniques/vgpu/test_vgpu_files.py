@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of tenants.
+"""Check the files of tenants.
 
-tests/limiter and molecule/vgpu test them with the library, systemd and Podman.
+tests/limiter and molecule/vgpu test the files with the library, systemd and Podman.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ONE = VgpuTenant("one", GIB, 100, (VgpuSeat(A, 63),))
 
 
 def settings(text):
-    """Parse the file like systemd's environment files and podman's --env-file."""
+    """Parse the file as systemd does for environment files, and podman for --env-file."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     pairs = [line.split("=", 1) for line in lines]
     assert all(re.fullmatch("[A-Z_]+", name) and not re.search(r"[\s\"'\\$#]", value) for name, value in pairs)
@@ -65,7 +65,7 @@ def test_managed_oversubscription_is_a_line_of_the_quota():
     lines, without = of(beyond, "quota").splitlines(), of(PAIR, "quota").splitlines()
     assert [line for line in lines if line not in without] == ["managed oversubscribed"]
     assert from_data(json.loads(of(beyond, "tenant.json"))) == beyond
-    # A release without this key wrote such a file.
+    # A release that did not know this key wrote such a file.
     data = vgpu_files.to_data(PAIR)
     del data["oversubscribe_managed"]
     assert from_data(data) == PAIR
@@ -88,7 +88,7 @@ def test_renamed_tenant_has_files_of_both_names_and_one_count():
     assert next(iter(new)) == spec
     assert from_data(json.loads(new.pop(spec))) == after
     del old[spec]
-    # Programs and containers that use the earlier name still get the same settings.
+    # Programs and containers that use the earlier name must still get the same settings.
     assert {path: new[path] for path in old} == old
     assert new["etc/openfleet-gpu/vgpu/pair-1/alias_of"] == "duo\n"
     assert "etc/openfleet-gpu/vgpu/duo/alias_of" not in new
@@ -98,7 +98,7 @@ def test_renamed_tenant_has_files_of_both_names_and_one_count():
         line for line in of(before, "quota").splitlines()[1:] if line != "tenant pair-1"
     ]
     assert settings(of(after, "env"))["OPENFLEET_VGPU"] == "duo"
-    # The two names share one kernel limit.
+    # Both names share one limit of the kernel.
     assert of(after, "slice") == old["etc/openfleet-gpu/vgpu/pair-1/slice"]
     assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(after, "systemd.conf").splitlines()
     device, other = (cdi(dataclasses.replace(one, provider="preload"))["devices"][0] for one in (after, before))
@@ -124,7 +124,7 @@ def test_library_enforces_the_slices_limits():
     """A container is outside the slice by default, so the library enforces the limits."""
     bound = dataclasses.replace(PAIR, provider="dmem")
     assert of(bound, "quota") == of(PAIR, "quota")
-    # A dash in the slice's name would make it a child of another tenant's slice.
+    # A dash in the slice's name would place the slice below another tenant's slice.
     assert of(bound, "slice") == "openfleet-vgpu-pair\\x2d1.slice\n"
     assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(bound, "systemd.conf").splitlines()
     assert "etc/openfleet-gpu/vgpu/pair-1/slice" not in vgpu_files.files(PAIR)
@@ -139,7 +139,7 @@ def test_host_and_container_processes_share_a_tenant():
     }
     (device,) = cdi(PAIR)["devices"]
     inside = dict(variable.split("=", 1) for variable in device["containerEdits"]["env"])
-    # In a container, /etc/ld.so.preload loads the library, so programs need not pass on LD_PRELOAD.
+    # In a container, /etc/ld.so.preload loads the library, so programs need not pass on the variable LD_PRELOAD.
     assert inside == {name: value for name, value in own.items() if name != "LD_PRELOAD"}
 
 
@@ -152,7 +152,7 @@ def test_mps_client_gets_its_limits_without_the_library():
         "CUDA_VISIBLE_DEVICES": A,
         "CUDA_MPS_PIPE_DIRECTORY": pipes,
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
-        # MPS only accepts the units M and G. It ignores any other unit.
+        # MPS accepts only the units M and G, and ignores all others.
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
     }
     edits = cdi(client)["devices"][0]["containerEdits"]
@@ -173,9 +173,9 @@ def test_container_gets_the_library_and_only_its_quota():
         ("/usr/lib/openfleet-gpu/vgpu",) * 2: "ro",
         ("/etc/openfleet-gpu/vgpu/pair-1",) * 2: "ro",
         ("/usr/lib/openfleet-gpu/vgpu/ld.so.preload", "/etc/ld.so.preload"): "ro",
-        # The whole folder is mounted, because a restarted agent creates a new socket in it.
+        # The folder is mounted, not the socket, because a restarted agent creates a new socket in the folder.
         ("/run/openfleet-gpu/vgpu/agent/pair-1",) * 2: "ro",
-        # Single files are mounted: in a writable directory, a container could create a link to a file of the host.
+        # Only single files are mounted. In a writable directory, a container could create a link to a file of the host.
         ("/run/openfleet-gpu/vgpu/tenants/pair-1/region.1",) * 2: "rw",
         ("/run/openfleet-gpu/vgpu/gpus/%s.1" % A,) * 2: "rw",
         ("/run/openfleet-gpu/vgpu/gpus/%s.1" % B,) * 2: "rw",
@@ -197,7 +197,7 @@ def test_container_loads_the_front_library_before_the_driver():
         ("/" + driver, "/usr/lib/openfleet-gpu/driver/libcuda.so.1"),
     ]
     assert all("ro" in m["options"] for m in mounts[len(without) :])
-    # A library must be mapped as executable.
+    # The loader must be able to map the library as executable.
     assert "noexec" not in mounts[-1]["options"]
     client = dataclasses.replace(ONE, provider="mps")
     assert vgpu_files.files(client, driver) == vgpu_files.files(client)
@@ -215,7 +215,7 @@ def test_files_in_run_are_restored_at_boot():
             path = file.path
             assert lines.count("f /%s 0666 root root -" % path) == 1
             folder = "/" + path.rpartition("/")[0]
-            # Directories come before their content, and only root can write to them.
+            # A directory must come before its content, and only root may write to it.
             assert lines.index("d %s 0755 root root -" % folder) < lines.index("f /%s 0666 root root -" % path)
 
 

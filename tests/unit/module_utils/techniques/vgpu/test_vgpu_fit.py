@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packing of tenants onto GPUs, compared with brute force."""
+"""Pack tenants onto GPUs, and compare the result with brute force."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB = 2**30
 def fits(bins, demands, packed):
     """Return whether a packing follows all rules.
 
-    This check shares no code with the search.
+    This check does not use code of the search.
     """
     for demand in demands:
         gpus = packed[demand.name]
@@ -46,7 +46,7 @@ def moves(demands, packed):
 
 
 def fewest_moves(bins, demands):
-    """Return the fewest moves, found by brute force. None if no packing fits."""
+    """Return the smallest number of moves by brute force, or None if no packing fits."""
     sets = [list(itertools.combinations([b.uuid for b in bins], d.count)) for d in demands]
     every = (dict(zip([d.name for d in demands], chosen)) for chosen in itertools.product(*sets))
     return min((moves(demands, packed) for packed in every if fits(bins, demands, packed)), default=None)
@@ -62,7 +62,7 @@ def problems(draw):
     for number in range(draw(st.integers(0, 5))):
         pin = draw(st.sampled_from([None, None, *uuids]))
         count = 1 if pin else draw(st.integers(1, len(uuids)))
-        # The tenant may currently be on GPUs that no longer belong to the entry.
+        # The tenant may now be on GPUs that no longer belong to the entry.
         now = frozenset(draw(st.lists(st.sampled_from([*uuids, "gone"]), max_size=2)))
         demands.append(Demand("t%d" % number, draw(st.integers(1, 6)), draw(st.integers(1, 60)), count, pin, now))
     return bins, demands
@@ -121,9 +121,9 @@ def test_tenant_is_moved_only_if_necessary():
 
 
 def test_dead_ends_count_for_the_limit(monkeypatch):
-    """Count dead ends: there are 12,870 ways to choose eight of sixteen GPUs.
+    """Count dead ends of the search towards its limit.
 
-    Most of these ways lead to equal states.
+    There are 12,870 ways to choose eight of sixteen GPUs, and most of them lead to equal states.
     """
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 20_000)
     bins = [Bin("g%02d" % n, 4, 100.0, 64) for n in range(16)]
@@ -137,7 +137,7 @@ def test_too_long_search_stops_with_its_best_result_or_an_error(monkeypatch):
     demands = [Demand("t%d" % n, 26 + n, 1, now=frozenset(["g0"])) for n in range(9)]
     good = pack(bins, demands)
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", len(demands))
-    # The limit allows a direct packing, but not a search for the best packing.
+    # Within the limit, tenants can be packed directly, but no search for the best packing is possible.
     assert fits(bins, demands, pack(bins, demands))
     assert moves(demands, good) <= moves(demands, pack(bins, demands))
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 1)

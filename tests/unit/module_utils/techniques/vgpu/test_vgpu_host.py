@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants of a host in a folder: written and observed files, and removal."""
+"""Write, observe and remove the tenants of a host whose files are in a folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNUSED = VgpuUsage()
 
 
 class Tools:
-    """Record systemctl and all other commands without running them."""
+    """Record systemctl and all other commands instead of running them."""
 
     def __init__(self):
         self.called = []
@@ -69,7 +69,7 @@ def test_written_tenants_are_observed(host, tmp_path):
     modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     for path, mode in modes.items():
         shared = path.startswith("run/") and not (tmp_path / path).is_dir()
-        # The library ignores a quota that users other than root can write.
+        # Only root can write the quota. The library ignores any other quota.
         assert mode == (0o666 if shared else 0o755 if (tmp_path / path).is_dir() else 0o644), path
 
 
@@ -106,9 +106,9 @@ def test_containers_get_the_front_library_if_the_host_has_it_and_a_driver(host, 
     front.touch()
     assert host.observe()[0].outdated == (vgpu_files.cdi_path("a"),)
     host.write(A)
-    # The mount uses the link instead of this version's file, because an update changes the link.
+    # An update changes the link, so the mount must use the link and not the file of this version.
     assert (drivers(), host.observe()[0].outdated) == (["/usr/lib/x86_64-linux-gnu/libcuda.so.1"], ())
-    # The driver was removed. If the container mounted the missing file, it would not start.
+    # The driver was removed. A container whose specification mounts the missing file would not start.
     (folder / "libcuda.so.580.82.07").unlink()
     assert host.observe()[0].outdated == (vgpu_files.cdi_path("a"),)
     host.write(A)
@@ -279,9 +279,9 @@ def test_the_last_tenant_leaves_nothing(host, tmp_path):
 
 @pytest.mark.parametrize("others", [(), (B,)], ids=["last", "other"])
 def test_folders_of_a_removed_tenant_that_a_boot_created_again_are_removed(host, tmp_path, others):
-    """Interrupt a removal after the spec is gone.
+    """Remove folders of a tenant whose removal was interrupted before a boot.
 
-    At boot, systemd-tmpfiles creates the folders in /run again.
+    The CDI specification was already removed. At boot, systemd-tmpfiles created the folders in /run again.
     """
     for each in (A, *others):
         host.write(each)
@@ -330,7 +330,7 @@ def test_processes_of_a_tenant_are_found_by_environment(host, tmp_path):
         (tmp_path / "proc" / str(pid) / "environ").write_bytes(words)
     holders = [Holder(GPU.uuid, None, "process", "pid %d" % pid, pid) for pid in (7, 8, 9, 10)]
     unseen = Holder(GPU.uuid, None, "unknown", "who knows")
-    # Slurm does not answer. Its jobs are no processes of a tenant.
+    # This holder means that Slurm does not answer. Jobs of Slurm are no processes of a tenant.
     record = dataclasses.replace(unseen, recorded=True)
     seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=(*holders, unseen, record)), OTHER))
     assert host.processes(seen, "a", GPU.uuid) == (holders[0], unseen)
@@ -358,15 +358,15 @@ def test_one_child_reads_all_processes_of_a_tenant(host, tmp_path, monkeypatch):
 
 
 def test_scan_for_names_is_limited_and_unread_processes_may_use_any(host, tmp_path, monkeypatch):
-    """Keep a name that may still be in use.
+    """Keep a name that may still be in use after the limit of the scan.
 
-    A user may have very many processes and mounts, so the scan is limited.
+    The scan has a limit, because a user may have very many processes and mounts.
     """
     for pid in (7, 8, 9):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0, 1e9])
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: next(clock, 1e9))
-    # This function runs in a child process, which has its own clock.
+    # A child process with its own clock usually runs this function, so the test replaces it.
     monkeypatch.setattr(vgpu_host, "memory_or_none", lambda path: "OPENFLEET_VGPU=a\0")
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7, 8)), VgpuName("b", (8,)))
 
@@ -388,7 +388,7 @@ def test_scan_of_processes_has_one_limit_for_all_tenants(host, tmp_path, monkeyp
         assert [holder.who for holder in found if holder.kind == "process"] == looked_at
         assert [holder.pid for holder in found if holder.kind == "unknown"] == [8, 9]
     assert "pid 8, which may belong to the tenant, because it was not checked in time" in found[0].who
-    # A new observation starts a new scan.
+    # With a new observation, a new scan starts.
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: 0.0)
     again = dataclasses.replace(seen)
     assert host.processes(again, "a", GPU.uuid) == tuple(holders)
@@ -447,9 +447,9 @@ SLICE = "sys/fs/cgroup/openfleet.slice/openfleet-vgpu.slice/openfleet-vgpu-a.sli
 
 @pytest.fixture(name="kernel")
 def with_dmem(tmp_path):
-    """Return a cgroup tree like systemd's.
+    """Return a cgroup tree like that of systemd.
 
-    The tree's files keep the text that was last written.
+    Each file of the tree keeps the text that was last written to it.
     """
     for folder in ("", "/openfleet.slice", "/openfleet.slice/openfleet-vgpu.slice"):
         (tmp_path / ("sys/fs/cgroup" + folder)).mkdir(parents=True)
@@ -531,9 +531,9 @@ def test_a_renamed_tenant_is_one_tenant_with_two_names(host, tmp_path):
 
 
 def test_renamed_tenant_keeps_the_slice_limit(kernel, tmp_path):
-    """Processes stay in the slice of the tenant's key.
+    """Running processes stay in the slice that is named by the tenant's key.
 
-    New processes start in the same slice, whichever of the tenant's names they use.
+    New processes start in this slice too, whichever of the tenant's names they use.
     """
     host, tools = kernel
     host.write(BOUND)
@@ -546,7 +546,7 @@ def test_renamed_tenant_keeps_the_slice_limit(kernel, tmp_path):
         assert [name for name, path in slices.items() if path.exists()] == names
         assert {slices[name].read_text().strip() for name in names} == {"openfleet-vgpu-a.slice"}
         assert host.observe() == (VgpuSeen(now, usage=UNUSED),)
-    # After a boot, the slice has no limit. The report of the missing limit has the new name.
+    # After a boot, the slice has no limit yet. The missing limit is reported with the new name.
     (tmp_path / SLICE / "dmem.max").write_text("drm/0000:10:00.0/vram0 max\n")
     assert host.observe()[0].outdated == ("dmem.max",)
     assert not [command for command in tools.called if "stop" in command]
@@ -576,7 +576,7 @@ def test_the_last_tenant_leaves_nothing_of_all_its_names(host, tmp_path):
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_tenant_named_like_the_key_of_another_is_removed_separately(host, tmp_path, first):
-    """Remove each tenant separately, although both have files in the same folder."""
+    """Remove each tenant separately, although files of both are in one folder."""
     host.write(A)
     host.write(dataclasses.replace(RENAMED, aliases=()))
     before = {path: (tmp_path / path).read_text() for path in everything(tmp_path)}
@@ -596,9 +596,9 @@ def test_tenant_named_like_the_key_of_another_is_removed_separately(host, tmp_pa
 
 
 def test_restored_own_name_is_shown(host, tmp_path):
-    """Show the own name again.
+    """Show a tenant again under its own name.
 
-    If a tenant's folder has the file `alias_of`, the limiter ignores the folder.
+    The limiter ignores a tenant's folder if the folder has the file `alias_of`.
     """
     host.write(A)
     (tmp_path / vgpu_files.alias_path("a")).write_text("b\n")

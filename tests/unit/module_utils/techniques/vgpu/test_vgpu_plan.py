@@ -57,7 +57,7 @@ def planned(layout, seen=(), dmem=(), processes=lambda name, gpu: ()):
 
 
 def there(*layout, seen=()):
-    """Return the tenants as they are observed after the layout was applied."""
+    """Return the tenants as observed after the layout was applied."""
     return tuple(VgpuSeen(each.tenant) for each in planned(list(layout), seen)[0])
 
 
@@ -128,7 +128,7 @@ def test_memory_and_share_can_be_oversubscribed():
     [
         ([tenant("a", 100)], {}, f"{MIB}MiB on gpu 0, {MIB}MiB on gpu 1. The largest memory that fits is {MIB}MiB."),
         ([tenant("a", 100, gpu=1)], {}, f"{MIB}MiB on gpu 1. The largest memory that fits is {MIB}MiB."),
-        # The error names the size of this tenant alone, even though the tenant before it leaves no room.
+        # The error names the memory that fits for this tenant alone, although the tenant before it leaves no room.
         ([tenant("b", 40), tenant("a", 100)], {}, f"The largest memory that fits is {MIB}MiB."),
         (
             [tenant("a", 200)],
@@ -225,7 +225,7 @@ def test_tenants_keep_their_gpus_and_seats():
         "vgpu b: remove from gpu 1",
         "vgpu d: add (8GiB and 30 %, fixed, by preload; no dmem here) on gpu 0",
     ]
-    # The new tenant does not get the seat of the removed tenant, because processes may still use it.
+    # Processes of the removed tenant may still use its seat, so the new tenant gets another seat.
     assert [add.tenant.seats for add in plan.adds] == [(VgpuSeat(UUIDS[0], 1),)]
 
 
@@ -319,7 +319,7 @@ def test_before_and_after_list_the_tenants_of_a_gpu():
 
 
 def in_use(seen, *names):
-    """Return the tenants as if process 7 used each of the given names."""
+    """Return the tenants as if process 7 used those of their names that are given."""
     found = []
     for one in seen:
         own = tuple(VgpuName(name, (7,)) for name in one.tenant.names if name in names and one.tenant.aliases)
@@ -328,7 +328,7 @@ def in_use(seen, *names):
 
 
 def renamed(*names, **more):
-    """Return the tenant `a` after it was renamed to each of these names in turn."""
+    """Return the tenant `a` after it got each of these names in turn."""
     seen = there(entry([0], tenant("a")))
     for old, new in zip(("a", *names), names):
         seen = there(entry([0], tenant(new, was=old, **more)), seen=seen)
@@ -360,7 +360,7 @@ def test_processes_of_a_renamed_tenant_block_nothing_but_those_of_others_do():
     assert [str(found) for found in plan.disturbs] == [
         "vgpu a (it would be removed from %s) is in use by pid 7 (train.py)" % GPU_0
     ]
-    # A process that uses any of the tenant's names is a holder.
+    # A process is a holder if it uses any of the tenant's names.
     for part in (entry([1], tenant("b", was="a")), entry([1], tenant("c", was="b"))):
         shared = {"gpus": [0], "sharing": "shared"}
         plan = planned([part, shared], seen=in_use(renamed("b"), "a"), processes=processes)[1]
@@ -377,7 +377,10 @@ def test_a_tenant_is_renamed_and_changed_in_one_step():
 
 
 def test_new_tenant_has_its_earlier_name():
-    """Give a new tenant its earlier name, so that its names are equal on all hosts."""
+    """Give a new tenant its earlier name too.
+
+    The names of the tenant are then equal on all hosts.
+    """
     assert lines(entry([0], tenant("b", was="a"))) == [
         "vgpu b: add (8GiB and 30 %, fixed, by preload, also named a; no dmem here) on gpu 0"
     ]
@@ -392,7 +395,7 @@ def test_earlier_name_ends_when_no_process_uses_it():
     kept = planned([part], seen=in_use(renamed("b"), "a", "b"))[1]
     assert kept.steps == ()
     assert kept.lines() == ["vgpu b: keep the name a until its processes end (pid 7)"]
-    # The tenant's use is still counted under the earlier name, so the next run writes no file.
+    # Use is still counted under the earlier name, so the next run writes no file.
     ended = there(part, seen=renamed("b"))
     assert (ended[0].tenant.counted_as, ended[0].tenant.aliases) == ("a", ())
     assert lines(part, seen=ended) == []
@@ -426,7 +429,7 @@ def test_new_tenant_with_an_earlier_name_of_another_counts_separately():
     assert [line.split(" (")[0] for line in plan.lines()] == ["vgpu a: add", "vgpu b: end the name a on gpu 0"]
     assert [each.tenant.key for each in wanted] == ["a.2", "a"]
     assert lines(part, seen=[VgpuSeen(each.tenant) for each in wanted]) == []
-    # A tenant whose name equals the key of another tenant gets its own key.
+    # The name of this tenant equals the key of another tenant, so it gets a different key.
     wider = entry([0], tenant("a"), tenant("b"), tenant("a.2", sm=10))
     wanted = planned([wider], seen=[VgpuSeen(each.tenant) for each in wanted])[0]
     assert {each.tenant.name: each.tenant.key for each in wanted} == {"a": "a.2", "b": "a", "a.2": "a.2.2"}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Several changes of a GPU in one request to the process that calls NVML."""
+"""Make several changes of a GPU in one request to the process that calls NVML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.
 
 
 class Changes(_ChildSession):
-    """A session that calls a function for each change, without NVML."""
+    """A session that calls a function for each change instead of NVML."""
 
     def __init__(self, parent: socket.socket) -> None:
         self._note, self._parent = CallNote(), parent

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Error messages for GPUs that cannot be reset."""
+"""Check the error messages for GPUs that cannot be reset."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""PCI GPUs that the driver should list, and the names of missing GPUs."""
+"""Find PCI GPUs that the driver should list, and the names of missing GPUs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ GPUS = [
 
 @pytest.fixture(name="bus")
 def of_sysfs(tmp_path):
-    """Return a function that adds a PCI device to a folder, and returns the folder.
+    """Return a function that adds a PCI device to a folder.
 
-    The folder has the format of /sys/bus/pci/devices.
+    The folder has the format of /sys/bus/pci/devices. The function returns the folder.
     """
     folder = tmp_path / "devices"
     folder.mkdir()
@@ -128,7 +128,7 @@ def test_driver_that_is_too_old_for_a_missing_gpu_is_named(whole, tmp_path, devi
 
 
 def expected_minimum(model, board):
-    """Return the row of a board's model file in the form of `minimum_driver`."""
+    """Return the row of a board's model file, as `minimum_driver` returns it."""
     (source,) = [text for text in model.sources if "minimum driver version" in text] or [""]
     if board.minimum_driver is None and "minimum_driver" in model.unconfirmed:
         name = "not confirmed"
