@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any", module: str = "", code: str = "") -> str:
-    """Create a wheel with one module. Return its SHA-256."""
+    """Create a wheel that contains one module. Return its SHA-256."""
     stem = name.replace("-", "_")
     info = f"{stem}-{version}.dist-info"
     members = {
@@ -27,6 +27,6 @@ def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any", modu
     made = folder / f"{stem}-{version}-{tag}.whl"
     with zipfile.ZipFile(made, "w") as archive:
         for path, text in members.items():
-            # ZipInfo has a constant time, so equal content gives equal files.
+            # ZipInfo has a constant time, so the same content gives the same file.
             archive.writestr(zipfile.ZipInfo(path), text)
     return hashlib.sha256(made.read_bytes()).hexdigest()

@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Invalid values of each variable of the collection."""
+"""List invalid values of each variable of the collection."""
 
 from __future__ import annotations
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import known
 
 VARIABLES = known.variables()
-#: Invalid for any variable of the type.
+#: These values are invalid for any variable of the type.
 WRONG = {
     "int": ["soon", -1, True, 1.5, None, [], 10**400, "9" * 400, "²"],
     "float": ["soon", -1, True, None, [], {}, "9" * 400],
@@ -17,7 +17,7 @@ WRONG = {
     "list": [{}, 7, None, True],
     "dict": ["text", [], 7, None],
 }
-#: Invalid for all variables without a type.
+#: These values are invalid for any variable without a type.
 WRONG_RAW = {
     "gpu_layout": [{}, "all", None, [{"gpus": [0], "sharing": "shraed"}]],
     "gpu_site_tolerate": ["many", -1, "101%", 1.5, True, None, [], {}, 10**5000, "²"],
@@ -35,5 +35,5 @@ def wrong_values(name):
         values.append(["no-such"] if kind == "list" else "no-such")
     if kind == "list" and (VARIABLES[name].by_role or option.get("elements") != "str"):
         values.append("one,two")
-    # A mapping is also valid: it may be a notification method with keys that only its program knows.
+    # For this variable, a mapping is valid too. It may be a notification method with keys that only its program knows.
     return [value for value in values if not (name == "gpu_rightsize_reclaim_tell" and value == [{"no": "such"}])]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-#: The C loader takes a tenth of the time.
+#: The C loader needs only a tenth of the time.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

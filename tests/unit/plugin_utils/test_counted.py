@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""In reports, a noun after a number is singular or plural as the number requires."""
+"""Check that reports use a noun in the singular or plural as its number requires."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = [
     PLUGINS / "filter" / "fleet_report.py",
     PLUGINS / "callback" / "fleet_summary.py",
 ]  # fmt: skip
-#: A plural noun after a number that may be 1.
+#: A noun in the plural, after a number that may be 1.
 PLURAL = re.compile(
     r"%d (?:of %d )?(?:more )?(?:GPUs|hosts|findings|reports|instances|workloads|queries|samples|cards|days)\b"
 )

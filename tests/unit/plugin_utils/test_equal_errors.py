@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Errors of hosts are merged into one line if they differ only in names and IDs."""
+"""Merge errors of hosts into one line if they differ only in names and IDs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_each_line_of_a_message_is_an_error():
 
 
 def test_names_of_other_hosts_are_kept():
-    """Replace the name of a host only where it is a whole word."""
+    """Replace the name of a host only if it is a whole word."""
     assert len(group([("h1", "h10 does not answer"), ("h10", "h10 does not answer")])) == 2
     assert len(group([("h1", "see h1"), ("h2", "see h2")])) == 1
 

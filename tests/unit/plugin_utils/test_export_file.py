@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the exported file that adds a host to an inventory.
+"""Test the file that exports a host for an inventory.
 
-The tests also cover pynvml for the export.
+The tests also cover the pynvml that the export needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values from a host are accepted if valid, or refused with their location."""
+"""Accept valid values from a host, and refuse others with their location."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed i
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from tests.audit.rightsize_hosts import gpu, state
 
-#: Values that are invalid for every kind of name and number.
+#: These values are invalid for every kind of name and number.
 HOSTILE = [
     "",
     "../../../etc/cron.d/x",
@@ -71,7 +71,7 @@ HOSTILE = [
 ]
 
 
-#: The test IDs are numbers, because pytest cannot print values that contain themselves.
+#: The tests have numbers as IDs, because pytest cannot print values that contain themselves.
 each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 
 
@@ -154,7 +154,7 @@ def honest() -> dict:
 
 def test_result_of_gpu_info_is_read_completely():
     read = host_results.gpu_info("gpu-1", honest())
-    # Both results are compared as the model that right-sizing builds from them.
+    # Right-sizing builds the same model from both results, so the models are compared.
     assert dataclasses.asdict(host_of("gpu-1", read)) == dataclasses.asdict(host_of("gpu-1", honest()))
     assert read["vgpu_tenants"][0]["memory_bytes"] == 1 << 30
     served, others = read["gpus"][0]["holders"][0], read["gpus"][1]["holders"]
@@ -171,9 +171,9 @@ def places(value, path=()):
 
 
 def kinds_of_places(value):
-    """Return one path of each kind.
+    """Return one path of each kind of value.
 
-    Paths that differ only in list indexes are of one kind.
+    Paths that differ only in list indexes have the same kind.
     """
     found = {}
     for path, inner in list(places(value))[1:]:
@@ -189,9 +189,9 @@ def put(value, path, what):
 
 @each
 def test_any_value_at_any_place_is_refused_or_harmless(value):
-    """Only HostValueError may be raised.
+    """Raise only HostValueError, whatever value a host sends.
 
-    Accepted values are plain, printable and valid for their readers.
+    Accepted values must be plain, printable and valid for their readers.
     """
     sent = honest()
     for path, was in kinds_of_places(sent):
@@ -211,9 +211,9 @@ def test_any_value_at_any_place_is_refused_or_harmless(value):
 
 
 def test_missing_keys_of_a_host_do_not_affect_others():
-    """Remove each key.
+    """Remove each key in turn.
 
-    The host is then refused, or its GPUs are still usable.
+    Then the host must be refused, or its GPUs must still be usable.
     """
     refused = set()
     for path, was in kinds_of_places(honest()):
@@ -304,7 +304,7 @@ def test_only_the_hostile_host_is_refused():
 def test_result_without_gpus_is_no_answer(result, reason):
     """Refuse a result without GPUs.
 
-    The host may have GPUs and holders that it could not report.
+    The host may have GPUs and holders, but could not report them.
     """
     assert host_results.gpu_info_of_all({"a": result}) == ({}, [reason])
 
@@ -312,7 +312,7 @@ def test_result_without_gpus_is_no_answer(result, reason):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        # Results of ansible-core if sudo is missing, with and without a terminal.
+        # ansible-core returns these results if sudo is missing, with and without a terminal.
         (
             {"module_stdout": "/bin/sh: 1: sudo: not found\r\n", "module_stderr": "Shared connection to a closed.\r\n"},
             'No start of json char found. The host printed: "/bin/sh: 1: sudo: not found". Check on the host '
@@ -389,7 +389,7 @@ def test_values_of_the_pci_bus_are_checked(value):
     layout = [{"gpus": "all", "sharing": "shared"}]
     for sent in (value, [value], [{"device_id": value}]):
         found = plan_without_driver(layout, [], sent)
-        # A host without GPUs also returns an empty result.
+        # An empty result is valid too: the host has no GPUs.
         assert found["problems"] or not sent
         assert all(problem.isprintable() and len(problem) < 400 for problem in found["problems"])
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that plugins can be imported on a controller without NumPy."""
+"""Test that controllers without NumPy can import the plugins."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Untrusted values in PromQL stay single values.
+"""Check that an untrusted value in PromQL stays a single value.
 
 tests/audit/test_hostile_names.py uses a real Prometheus.
 """
@@ -39,7 +39,7 @@ def test_a_string_is_one_literal(text, written):
 
 @given(TEXT)
 def test_a_string_is_read_back(text):
-    # The output uses only escapes that both Go and JSON have.
+    # The output has only escapes that Go and JSON have in common.
     assert json.loads(quote(text)) == text
     assert min(quote(text)) >= " "
 

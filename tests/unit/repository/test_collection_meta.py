@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metadata of the collection: role entry points, secret variables and addresses."""
+"""Check metadata of the collection: entry points, secret variables and addresses."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def test_documents_name_the_addresses_of_galaxy_yml():
 
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("changelogs/**/*.y*ml")), ids=lambda path: path.name)
 def test_changelogs_mark_code_with_backticks(path):
-    # Markup of Ansible's documentation, such as C(code), would stay in the changelog.
+    # The changelog would show markup of Ansible's documentation, such as C(code), as it is.
     assert re.findall(r"\b[CIOV]\([^)]*\)", path.read_text(encoding="utf-8")) == []

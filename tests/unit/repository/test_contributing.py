@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""CONTRIBUTING.md names only existing files, and its map is complete."""
+"""Check that CONTRIBUTING.md names only existing files, and has a complete map."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-#: A table row, a list item with its continuation lines, or a paragraph.
+#: A row of a table, a list item with its continuation lines, or a paragraph.
 BLOCK = re.compile(r"^\|.*$|^(?:[-0-9][-. ]|\S).*(?:\n(?![-|#\n]|\d+\. ).+)*", re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
-#: A path in the repository or a file name with a suffix. Commands and paths on hosts do not match.
+#: A path in the repository, or a file name with a suffix. Commands and paths on hosts must not match.
 PATH = re.compile(r"(?:[\w*.-]+/)+[\w*.-]*|[\w*-]+(?:\.css)?\.(?:py|yml|json|md|prom|j2|c)", re.ASCII)
 FOLDERS = ("playbooks", "tools")
 BASES = [ROOT, ROOT / "plugins/module_utils", ROOT / "plugins/plugin_utils"]
 
 
 def named(text):
-    """Yield each path in code spans, with the names that precede it in its block."""
+    """Yield each path in code spans, with the names before it in its block."""
     for block in BLOCK.finditer(text):
         before = []
         for word in CODE.findall(block.group()):
@@ -52,7 +52,7 @@ def test_paths_exist(word, before):
 
 
 def folders_of_code():
-    """Yield the plugin folders that the map must name."""
+    """Yield the plugin folders that the map of CONTRIBUTING.md must name."""
     for base in (ROOT / "plugins", ROOT / "plugins/module_utils", ROOT / "plugins/plugin_utils"):
         for folder in sorted(base.iterdir()):
             if folder.is_dir() and not folder.name.startswith("_") and folder not in BASES:
@@ -68,7 +68,7 @@ def test_folders_are_on_the_map(folder):
 
 
 def loose_files():
-    """Yield the files outside packages that the map must name."""
+    """Yield the files outside packages that the map of CONTRIBUTING.md must name."""
     for pattern in (
         "plugins/module_utils/*.py",
         "plugins/plugin_utils/*.py",
@@ -88,12 +88,12 @@ def test_loose_files_are_on_the_map(path):
 
 
 def test_few_files_are_outside_packages():
-    # A new file of module_utils belongs to a package.
+    # A new file of module_utils must be put into a package.
     assert len(list((ROOT / "plugins/module_utils").glob("*.py"))) <= 12
 
 
 def test_pages_name_only_existing_playbooks():
-    """Names of playbooks without a suffix are checked too."""
+    """Check names of playbooks, also without a suffix."""
     row = re.search(r"^\| `playbooks` \|(.*)$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)[1]
     playbooks = {path.name for path in (ROOT / "playbooks").glob("*.yml")}
     assert set(re.findall(r"\w+\.yml", row)) == playbooks

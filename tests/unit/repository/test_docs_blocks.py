@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code blocks of the documentation that are marked yaml or json can be parsed.
+"""Parse the code blocks of the documentation that are marked yaml or json.
 
-Blocks with only part of a document are marked text.
+A block with only a part of a document is marked text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGES = [
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Refuses duplicate keys in a mapping, which YAML forbids and PyYAML accepts."""
+    """Refuse duplicate keys in a mapping, which YAML forbids and PyYAML accepts."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _value in node.value]
@@ -37,7 +37,10 @@ class UniqueKeys(yaml.SafeLoader):
 
 
 def blocks(text, language):
-    """Return (line, text without the block's indentation) of each code block."""
+    """Return (line, text) of each code block.
+
+    The text has no indentation of the block.
+    """
     for found in BLOCK.finditer(text):
         indent, name, body = found.groups()
         if name.strip() == language:

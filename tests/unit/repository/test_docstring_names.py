@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docstrings and comments refer only to names and files that exist."""
+"""Check that docstrings and comments name only things that exist."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _QUOTED = re.compile(r"(?<!`)`(%s|%s)(?:\([^`()]*\))?`(?!`)" % (_DOTTED, _WORD))
 _CALL = re.compile(r"(?<![\w.`'\"%%-])(?:([A-Za-z_]\w*)\(\)|\((%s)\))(?![\w'\"])" % _WORD)
 # errors.py, tests/apart.py, roles/gpu_layout/tasks/main.yml
 _FILE = re.compile(r"(?<![\w./~*%{}$<>-])((?:[\w.-]+/)*[\w-]+\.(?:py|yml|j2))(?![\w*/-])")
-# File name suffixes: `journal.json` is a file.
+# Suffixes of file names: `journal.json` is a file.
 _SUFFIXES = {"json", "py", "yml", "yaml", "md", "c", "h", "toml", "service", "max", "prom", "cfg", "j2", "txt", "conf"}
 #: Placeholders are upper case: bench_GROUP.py.
 _PLACEHOLDER = re.compile("[A-Z]{4}")
-#: Functions of the kernel, of io_uring and of the C library.
+#: These are functions of the kernel, of io_uring and of the C library.
 EXCEPTIONS = {"symbol_get", "io_uring_close_ring_fd", "pthread_exit"}
 
 
@@ -79,7 +79,7 @@ class Names:
                 self.files.update(end for found in _files(node) for end in _ends(found))
 
     def wrong(self, folder: str = "") -> list[str]:
-        """Return each wrong reference in a folder, with its place."""
+        """Return each wrong reference in a folder, with file and line."""
         return [
             "%s:%d: `%s`: %s does not exist" % (path, line, reference, missing)
             for path, texts in self.texts.items()
@@ -89,7 +89,7 @@ class Names:
         ]
 
     def missing_in(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield each wrong reference in a text, and its part that does not exist."""
+        """Yield each wrong reference in a text, and the part of it that does not exist."""
         references = [(name, self.missing(name)) for name in _QUOTED.findall(text)]
         for names in _CALL.findall(text):
             references += [(name, None if self.exists(name) else name) for name in names if name]
@@ -97,7 +97,7 @@ class Names:
         yield from ((name, missing) for name, missing in references if missing and not _PLACEHOLDER.search(name))
 
     def exists(self, name: str) -> bool:
-        """Return whether a name is a module or appears in code."""
+        """Return whether a name is a module, or appears in code."""
         return name in self.members or name in self.words or name in EXCEPTIONS
 
     def missing(self, reference: str) -> str | None:
@@ -162,7 +162,7 @@ def _attributes(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _bases(node: ast.ClassDef) -> Iterator[str]:
-    """Yield the names of the base classes, marked with "<"."""
+    """Yield the names of the base classes, each with a leading "<"."""
     for base in node.bases:
         yield "<" + ast.unparse(base).rpartition(".")[2]
 
@@ -217,7 +217,7 @@ def test_references_in_docstrings_and_comments_exist():
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Return a source tree with a package of two modules."""
+    """Write a source tree with a package of two modules."""
     package = tmp_path / "holders"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -236,7 +236,7 @@ def tree(tmp_path: Path) -> Path:
         ("`Holder.kind`", None),
         ("`Holder.gpu`", None),
         ("`gpu_layout` of main.yml and holders/mark.py, and bench_GROUP.py", None),
-        # A variable, a file, or a value of another program.
+        # These are a variable, a file, and a value of another program.
         ("`host.lost`", None),
         ("`journal.json`", None),
         ("/proc/PID/maps, os.path.join(a, b) and `nvidia-smi -q`", None),

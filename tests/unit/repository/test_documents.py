@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Links have targets, every page is listed, and mentioned make targets exist."""
+"""Check that links have targets, pages are listed, and named make targets exist."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ INDEX = REPOSITORY / "docs" / "README.md"
 def prose(path):
     """Return the text without code blocks.
 
-    In code, brackets are not links, and a hash does not start a heading.
+    In code, brackets are no links, and a hash starts no heading.
     """
     return re.sub(r"^( *)```.*?^\1```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(path):
-    """Return the anchors of headings as GitHub and Galaxy create them."""
+    """Return the anchors that GitHub and Galaxy create for headings."""
     names = set()
     for heading in re.findall(r"^#+ (.+)$", prose(path), flags=re.MULTILINE):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
@@ -59,16 +59,16 @@ def test_links_have_targets(document):
 
 def test_readme_fits_two_screens():
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    # Two screens of prose, counted in words because each sentence has its own line.
+    # Prose of two screens has so many words. Lines do not count, because each sentence has its own line.
     assert len(text.split()) <= 1000
-    # The text before the picture says what the project is, in three sentences.
+    # Before the picture, three sentences say what the project is.
     badges = re.compile(r"^\[!\[.*\n", re.MULTILINE)
     introduction = badges.sub("", text).partition("![")[0].partition("\n")[2]
     assert len(re.findall(r"\.(?:\s|$)", introduction)) == 3
 
 
 def test_pages_stay_short_enough_to_read():
-    """60,000 words are already five hours of reading."""
+    """Limit all pages to 60,000 words, which take five hours to read."""
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in (REPOSITORY / "docs").glob("*.md")) <= 60_000
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Files with the versions that the tests use.
+#: These files have the versions that the tests use.
 SOURCES = (
     "requirements-rightsize.txt",
     "requirements-bundle.txt",

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How-to pages have tests, and name playbooks and variables that exist."""
+"""Check that how-to pages have tests, and name existing playbooks and variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit import yaml_files
 
 REPOSITORY = Path(__file__).parents[3]
 NAMES = sorted(path.name for path in how_to.PAGES.glob("*.md"))
-#: Pages whose commands no test runs, with a sentence of the page that says so, or the reason.
+#: Pages whose commands no test runs. Each has a sentence of the page that says so, or the reason.
 NOT_FOLLOWED = {
     "audit-owners.md": "tests/audit runs the same playbook with these settings",
     "awx.md": "were not run in AWX or Semaphore.",
@@ -64,6 +64,6 @@ def test_pages_name_playbooks_and_variables_that_exist(name):
 def test_pages_have_numbered_steps(name):
     text = (how_to.PAGES / name).read_text(encoding="utf-8")
     steps = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.M)]
-    # A page with several tasks numbers the steps of each.
+    # If a page has several tasks, it numbers the steps of each task.
     assert steps and steps[0] == 1
     assert all(step in (1, before + 1) for before, step in zip(steps, steps[1:]))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every file of the plugins can be imported, and no name is missing."""
+"""Check that every file of the plugins can be imported, and lacks no name."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_files_can_be_imported(path):
 
 
 def taken_from_plugins() -> list[tuple[str, str, str]]:
-    """Return (file, module, name) of each name that tools and scenarios import.
+    """Return (file, module, name) of each plugin name that others import.
 
-    Only imports from the plugins count.
+    The others are tools and scenarios.
     """
     root, found = PLUGINS.parent, []
     for path in sorted(path for folder in ("tools", "molecule") for path in (root / folder).rglob("*.py")):
@@ -64,7 +64,8 @@ def imported_names(path: Path) -> set[str]:
 def test_helpers_of_tests_are_imported_by_their_path():
     """Refuse bare names, because a module with two names is loaded twice.
 
-    A scenario of molecule imports helpers in its own folder by name, because the installed program is named `molecule`.
+    Scenarios are an exception: they import helpers in their own folder by name, because the installed program is named
+    `molecule`.
     """
     root = PLUGINS.parent
     tests = list((root / "tests").rglob("*.py"))
@@ -94,7 +95,7 @@ def imports(path: Path) -> set[Path]:
 def carried(module: str) -> set[str]:
     """Return the collection's files in a module's payload, below module_utils.
 
-    The `__init__.py` files of packages are left out.
+    The result leaves out the `__init__.py` files of packages.
     """
     found, left = set(), {Path("modules", module + ".py")}
     while left:
@@ -123,7 +124,7 @@ def test_reading_modules_have_few_imports(module, most):
     ],
 )
 def test_modules_of_each_run_carry_no_unneeded_files(module, unneeded):
-    """site.yml sends these modules to each host in each run."""
+    """Check modules that site.yml sends to each host in each run."""
     assert not carried(module) & unneeded
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The documentation of a module shows whether users may call it."""
+"""Check that the documentation of a module shows whether users may call it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MODULES = sorted(path.stem for path in (ROOT / "plugins" / "modules").glob("*.py"))
 #: First sentence of the description of an internal module.
 MARK = "Internal: only this collection uses this module."
-# Modules without a stable interface. Most need input that their role prepares, such as the text of a unit.
+# Modules whose interface is not stable. Most of them need input that their role prepares, such as the text of a unit.
 INTERNAL = [
     "check_variables",
     "dcgm_exporter",

@@ -20,7 +20,7 @@ PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 
 @functools.cache
 def trees():
-    """Return (path below the plugins, syntax tree) of each file."""
+    """Return (path below the plugins, syntax tree) of each plugin file."""
     return tuple(
         (str(path.relative_to(PLUGINS)), ast.parse(path.read_text(encoding="utf-8")))
         for path in sorted(PLUGINS.rglob("*.py"))
@@ -30,7 +30,7 @@ def trees():
 def renames(node: ast.AST) -> bool:
     """Return whether a call renames a file, through os or pathlib.
 
-    Path.replace takes one argument, unlike str.replace.
+    Path.replace is recognized by its single argument, because str.replace has two.
     """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
@@ -41,7 +41,7 @@ def renames(node: ast.AST) -> bool:
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Return the names of modules that a file imports from outside, also in functions."""
+    """Return the modules outside the collection that a file imports anywhere."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -55,7 +55,7 @@ def importers(*modules: str) -> set[str]:
     return {path for path, tree in trees() if imported(tree) & set(modules)}
 
 
-#: Files that rename something that they did not write, or that is not a file.
+#: These files rename something that they did not write, or that is no file.
 RENAMES = {
     "module_utils/durable.py": "the writer itself",
     "module_utils/change/trial.py": "a layout that was set aside",
@@ -78,7 +78,7 @@ def test_one_runner_runs_commands():
         assert not used & calls, path
 
 
-#: Files that run a package manager.
+#: These files run a package manager.
 PACKAGE_MANAGERS = {
     "module_utils/packages/apt.py": "the engine for all vendors",
     "module_utils/packages/dnf.py": "the engine for all vendors",
@@ -106,7 +106,7 @@ def _is(node: ast.AST, name: str) -> bool:
 
 def test_one_opener_sends_requests():
     own = "module_utils/http_opener.py"
-    # Ansible's open_url uses the controller's proxy and certificate settings.
+    # open_url of Ansible uses the controller's settings for proxies and certificates.
     assert importers("urllib.request", "http.client") == {own, "plugin_utils/bundle/fetch.py"}
     assert importers("ansible.module_utils.urls", "requests", "urllib3") == {"plugin_utils/bundle/fetch.py"}
 
@@ -114,7 +114,7 @@ def test_one_opener_sends_requests():
 def taken(tree: ast.AST, module: str) -> set[str]:
     """Return the names imported from a module of the collection.
 
-    The module is given by the end of its path.
+    `module` is the end of the module's path.
     """
     return {
         each.name
@@ -129,7 +129,7 @@ def test_one_session_calls_the_driver_with_time_limits():
     direct = {path for path, tree in trees() if {"Session"} & (taken(tree, "nvml.session") | taken(tree, "session"))}
     assert direct == {
         "module_utils/vendors/nvidia/nvml/bounded_session.py",
-        # Runs within bounded.bounded, which limits its total time.
+        # This file runs within bounded.bounded, which limits its total time.
         "module_utils/hardware/asking.py",
     }
     assert {path for path, tree in trees() if "Calls" in taken(tree, "calls")} == {
@@ -148,13 +148,13 @@ def test_one_parser_reads_the_files_of_slurm():
 
     def names(node: ast.AST) -> bool:
         text = node.value.lower() if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-        # Keys, and patterns for lines. Messages and documentation have more words.
+        # A text counts if it is a key or a pattern for lines. Messages and documentation have more words.
         return text in words or (any(word in text for word in words) and "\\s" in text)
 
     found = {path for path, tree in trees() if "slurm" in path and any(map(names, ast.walk(tree)))}
     assert found == {
         "module_utils/slurm/conf.py",
-        # Both ask for keys of a parsed line.
+        # These two read keys of a line that is already parsed.
         "module_utils/slurm/config.py",
         "module_utils/slurm/task_devices.py",
     }

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The folders of tests/unit mirror the repository's folders."""
+"""Check that the folders of tests/unit mirror the repository's folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 UNIT = Path(__file__).resolve().parents[1]
 ROOT = UNIT.parents[1]
-#: Folders with the files that tests read, and with tests of the whole repository.
+#: One folder has files that tests read, and the other has tests of the whole repository.
 OWN = ("data", "repository")
 #: Folders outside plugins that have unit tests.
 OUTSIDE = ("playbooks", "roles", "tests", "tools")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The documentation of modules and filters has a sample of each returned value."""
+"""Check that documentation has a sample of each value that a plugin returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 FILES = [path for folder in ("modules", "filter") for path in sorted((PLUGINS / folder).glob("*.py"))]
-#: Python types of the documented types. YAML may read a float as an integer.
+#: The Python types of the documented types. YAML may read a float as an integer.
 TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "dict": (dict,),
@@ -24,7 +24,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "raw": (object,),
     "str": (str,),
 }
-# A plugin that returns only Ansible's common values, such as `changed`, has an empty block.
+# If a plugin returns only Ansible's common values, such as `changed`, its block is empty.
 NOTHING = ["plugins/modules/systemd_reload.py"]
 
 
@@ -41,9 +41,9 @@ def has_type(value: object, name: str) -> bool:
 
 
 def problems(values: Mapping[str, Any], where: str = "", covered: bool = False) -> Iterator[str]:
-    """Yield the problems of samples.
+    """Yield the problems of the samples of values.
 
-    `covered` is true if a containing value has a sample.
+    `covered` is true if a value around them has a sample.
     """
     for name, value in values.items():
         place = where + name

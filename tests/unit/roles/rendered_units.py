@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every systemd unit of the collection as text, and its sandbox analysis."""
+"""Render every systemd unit of the collection, and analyze its sandbox."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECURED = {
 AUDIT = {"gpu_audit_project_dir": "/srv/inventory", "gpu_audit_vault_password_file": "/etc/gpu-audit/vault-password"}
 METRICS = {"gpu_layout": SHARED, "gpu_layout_metrics_dir": "/var/lib/openfleet-gpu-metrics"}
 
-#: (role, template, variables) by (unit name, variant).
+#: {(unit name, variant): (role, template, variables)}
 TEMPLATES: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("gpu-layout.service", ""): ("gpu_layout", "gpu-layout.service.j2", {"gpu_layout": SHARED}),
     ("gpu-layout.service", "mps"): ("gpu_layout", "gpu-layout.service.j2", {"gpu_layout": MPS}),
@@ -52,11 +52,11 @@ TEMPLATES: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("dcgm-exporter.service", "docker"): (
         "dcgm_exporter",
         "docker.service.j2",
-        # The result of the collection's filter, which is not available outside a play.
+        # A filter of the collection would set this variable, but the filter is not available outside a play.
         {"dcgm_exporter_source": "docker", "dcgm_exporter__image": "dcgm-exporter@sha256:0"},
     ),
 }  # fmt: skip
-#: Units whose text comes from modules.
+#: The texts of these units come from modules.
 TEXTS = {
     ("openfleet-mps@.service", ""): mps_unit.shared_files(selinux=False)["etc/systemd/system/openfleet-mps@.service"],
     ("openfleet-mps@.service", "SELinux"): mps_unit.shared_files(selinux=True)[
@@ -68,14 +68,14 @@ TEXTS = {
 
 
 def rendered(name: str, special: str) -> str:
-    """Return the text of a unit."""
+    """Return the text of a unit in one of its variants."""
     if (name, special) in TEXTS:
         return TEXTS[name, special]
     return rendered_with(*TEMPLATES[name, special])
 
 
 def rendered_with(role: str, template: str, given: dict[str, Any]) -> str:
-    """Return a role's template rendered with these variables."""
+    """Return the template of a role, rendered with these variables."""
     loader = DataLoader()
     variables: dict[str, Any] = {}
     for part in ("defaults", "vars"):
@@ -85,18 +85,18 @@ def rendered_with(role: str, template: str, given: dict[str, Any]) -> str:
     variables["gpu_layout__needs"] = layout_needs(given.get("gpu_layout", []))
     text = (ROLES / role / "templates" / template).read_text(encoding="utf-8")
     found = Templar(loader=loader, variables=variables).template(trust_as_template(text))
-    # An installer replaces this placeholder on the host.
+    # On a host, an installer replaces this placeholder.
     return str(found).replace("@python@", "/usr/bin/python3")
 
 
 def exposure(folder: Path, name: str, text: str) -> float:
     """Return systemd's exposure rating of a unit, from 0 to 10."""
-    # systemd only analyzes an instance of a template unit.
+    # For a template unit, systemd analyzes only an instance.
     file = folder / name.replace("@.", "@x.")
     file.write_text(text, encoding="utf-8")
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=100"]
     done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
-    # A setting that systemd ignores does not protect anything.
+    # If systemd ignores a setting, the setting protects nothing.
     assert "ignoring" not in done.stderr, done.stderr
     last = [line for line in done.stdout.splitlines() if "Overall exposure level" in line]
     assert len(last) == 1, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role container_toolkit: defaults, documentation and module."""
+"""Test the role container_toolkit: its defaults, documentation and module."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_the_roles_defaults_are_those_of_its_argument_specs():
 
 def test_role_passes_every_option_to_the_module():
     _facts, block = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
-    # The role sets the default of the module's state directory.
+    # The role itself sets the default of the module's state directory.
     options = set(container_toolkit.argspec()) - {"state_directory"}
     assert set(block["module_defaults"]["openfleet.gpu.container_toolkit"]) == options

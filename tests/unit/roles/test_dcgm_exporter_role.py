@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role dcgm_exporter: its variables, its requirements and its counters file."""
+"""Test the role dcgm_exporter: variables, requirements and counters file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_passwords_are_kept_out_of_logs():
 
 
 def test_the_example_explains_every_variable_and_shows_its_default():
-    """Values in comments must be the defaults."""
+    """Check that the example's comments show the defaults of all variables."""
     example = EXAMPLE.read_text()
     for name, default in defaults().items():
         assert re.search(rf"^(# )?{name}:", example, re.MULTILINE), name

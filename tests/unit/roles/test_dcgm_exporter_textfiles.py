@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Textfiles of other programs: files that Prometheus would refuse are skipped.
+"""Skip textfiles of other programs that Prometheus would refuse.
 
-The exporter names each skipped file.
+The exporter names each file that it skips.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from openfleet_exporter import textfiles
 
 
 class Registry:
-    """The metrics that the exporter serves from one folder."""
+    """The metrics that the exporter serves from a folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -31,7 +31,7 @@ class Registry:
 
 
 def served(folder):
-    """Return the served samples by name and labels."""
+    """Return the served samples, by name and labels."""
     assert generate_openmetrics(Registry(folder))  # the format that newer servers request
     lines = generate_latest(Registry(folder)).decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))

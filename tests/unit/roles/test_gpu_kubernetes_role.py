@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check variables, choices and task files of the role gpu_kubernetes."""
+"""Test the variables, choices and task files of the role gpu_kubernetes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def test_each_entry_point_has_its_tasks_and_the_same_variables():
 
 
 def test_task_files_that_name_modules_of_another_collection_are_included_behind_a_check():
-    # Ansible resolves module names when it loads a file, before a task of this file can report a missing collection.
+    # When Ansible loads a file, it resolves the names of modules. This comes before a task of the file can report a
+    # missing collection.
     first = {
         "plan.yml",
         "main.yml",
@@ -60,7 +61,7 @@ def test_a_task_file_that_includes_the_check_names_no_module_behind_it():
 
 
 def test_playbooks_and_tasks_name_no_backend():
-    # Tasks use the filter scheduler_backend, so that a new backend does not change them.
+    # Tasks must use the filter scheduler_backend, so that a new backend changes no task.
     key = re.compile(r"(?<![\w-])(?:%s)(?![\w-])" % "|".join(KEYS))
     files = [
         *ROOT.glob("*.yml"),

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_monitoring: defaults, documentation, scrape targets and prices."""
+"""Test the role gpu_monitoring: defaults, documentation, scrape targets, prices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def test_the_roles_defaults_are_those_of_its_argument_specs():
 
 
 def test_exporter_defaults_are_equal_here():
-    """Scraping only reads the inventory of GPU hosts, and repeats these defaults."""
+    """Compare defaults that the role repeats.
+
+    Scraping reads only the inventory of GPU hosts, so the role repeats defaults of their exporters.
+    """
     exporter = defaults(ROLES / "dcgm_exporter")
     assert exporter["dcgm_exporter_state"] == "present"
     assert exporter["dcgm_exporter_listen_address"] == scraping.ADDRESS
@@ -48,7 +51,7 @@ def test_exporter_defaults_are_equal_here():
 def test_unreachable_monitoring_host_does_not_block_the_fleet(playbook):
     """If all hosts of a play fail, the playbook ends.
 
-    Monitoring hosts are therefore handled last.
+    So the playbook handles monitoring hosts last.
     """
     plays = yaml.safe_load((ROLES.parent / "playbooks" / playbook).read_text(encoding="utf-8"))
     hosts = [play["hosts"] for play in plays if play.get("become")]
@@ -172,7 +175,7 @@ def test_host_without_exporter_is_not_scraped():
 
 
 class Unknown(dict):
-    """Variables like Ansible's hostvars: some raise because they need unknown values."""
+    """Act like hostvars, in which a variable that needs unknown values raises."""
 
     def get(self, name, default=None):
         if super().get(name) is Unknown:
@@ -233,7 +236,7 @@ def test_address_scraped_twice_is_named_with_its_hosts():
         {
             "a": {"gpu_monitoring_address": "gw", "gpu_monitoring_host_exporter_port": 9100},
             "b": {"gpu_monitoring_address": "gw", "gpu_monitoring_host_exporter_port": 9100},
-            # Other ports at the end of one tunnel, and one port in two jobs.
+            # Host c has other ports at the end of one tunnel, and one port in two jobs.
             "c": {
                 "gpu_monitoring_address": "gw",
                 "dcgm_exporter_port": 9401,
@@ -372,7 +375,7 @@ FILES = {"service": "prometheus", "files": ["/rules", "/none"], "handler": "tell
 
 
 def shown(start="@1700000100", needs="no", change="@1700000200"):
-    """Return the output of systemd 252 for two units."""
+    """Return the output of systemctl 252 for the two units."""
     return f"""Id=prometheus.service
 NeedDaemonReload={needs}
 ActiveEnterTimestamp={start}
@@ -389,15 +392,15 @@ StateChangeTimestamp={change}
     ("said", "times", "loaded", "overdue"),
     [
         (shown(), {"/drop-in": "1700000099.5", "/am": "1700000150.0", "/rules": "1700000000.9"}, "", []),
-        # Within the same second: the run that wrote the file has already reported it.
+        # These files have the same second. The run that wrote them has already reported the problem.
         (shown(), {"/drop-in": "1700000100.9", "/am": "1700000200.9"}, "", []),
         (shown(), {"/drop-in": "1700000101.0"}, "", ["restart"]),
         (shown(), {"/am": "1700000201.0"}, "", ["reload"]),
         (shown(needs="yes"), {}, "", ["restart"]),
-        # The service was never started. A start reads the current files.
+        # This service was never started. Its start will read the current files.
         (shown(start=""), {"/drop-in": "1700000101.0"}, "", []),
         ("", {"/drop-in": "1700000101.0", "/am": "1700000201.0"}, "", []),
-        # 1700000000 is 2023-11-14T22:13:20Z.
+        # In seconds, 2023-11-14T22:13:20Z is 1700000000.
         ("", {"/rules": "1700000000.9"}, "2023-11-14T22:13:20Z", []),
         ("", {"/rules": "1700000001.0"}, "2023-11-14T22:13:20Z", ["tell"]),
         ("", {"/rules": "1700000001.0"}, "2023-11-14T22:13:20.123+00:00", ["tell"]),

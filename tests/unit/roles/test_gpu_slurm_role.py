@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test how often the role gpu_slurm restarts slurmctld for several nodes."""
+"""Count how often the role gpu_slurm restarts slurmctld for several nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# A replacement for systemctl. The file `started` has the time of the last start.
+# This program replaces systemctl. The file `started` has the time of the last start.
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >> {folder}/calls
 case "$1" in
@@ -25,7 +25,7 @@ esac
 
 @pytest.fixture
 def restarted(tmp_path):
-    """Return a function that runs the task file for nodes.
+    """Return a function that runs the task file for a number of nodes.
 
     The function returns the exit status and the number of restarts.
     """
@@ -62,7 +62,7 @@ def restarted(tmp_path):
 @pytest.mark.slow
 def test_nodes_of_a_wave_share_one_restart(restarted):
     assert restarted(6) == (0, 1)
-    # The next wave has other files.
+    # The nodes of the next wave have other files, so slurmctld restarts once more.
     assert restarted(2) == (0, 1)
 
 
@@ -75,5 +75,5 @@ def test_nodes_that_run_one_after_the_other_restart_it_themselves(restarted):
 @pytest.mark.slow
 def test_failed_restart_fails_all_nodes(restarted):
     (restarted.folder / "fails").touch()
-    # Each node tries again.
+    # Each node tries to restart slurmctld again.
     assert restarted(2) == (2, 2)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check that every request to a cluster uses the inventory's kubeconfig.
 
-The action group kubernetes.core.k8s, for which the roles set module_defaults, lacks k8s_json_patch.
+The roles set module_defaults for the action group kubernetes.core.k8s. The group does not contain k8s_json_patch.
 """
 
 from __future__ import annotations

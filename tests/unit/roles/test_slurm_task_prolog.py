@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The TaskProlog of the role gpu_slurm: the environment for device numbers.
+"""Test the TaskProlog of gpu_slurm, which sets the environment for device numbers.
 
-The real script runs, with its folder and the number of the boot in a temporary directory. Slurm adds the printed lines to the
-environment of the task.
+The tests run the real script, with its folder and the boot ID in a temporary directory. Slurm adds the printed lines to
+the environment of a task.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ SHELLS = list(filter(None, map(shutil.which, ("dash", "bash"))))
 
 @pytest.fixture(params=SHELLS)
 def prolog(request, tmp_path):
-    """Return a function that runs the script and returns (exit status, printed lines)."""
+    """Return a function that runs the script.
+
+    The function returns the exit status and the printed lines.
+    """
     (tmp_path / "boot_id").write_text(BOOT + "\n")
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "devices").write_text(DEVICES)
@@ -74,7 +77,7 @@ def write_tenant(folder, name, devices):
 
 
 def step(folder, title="slurmstepd: [7.0]    "):
-    """Make the script a child of this slurmstepd."""
+    """Make the script a child of a slurmstepd with this title."""
     (folder / "cmdline").write_bytes(title.encode() + b"\0\0\0")
 
 
@@ -104,7 +107,7 @@ def test_job_with_a_lease_gets_its_environment(prolog, title):
     write_lease(prolog.folder, "7")
     write_lease(prolog.folder, "8", LEASE.replace("3", "4"))
     step(prolog.folder, title)
-    # The user can name another job in the environment.
+    # The user can name another job in the environment, which must have no effect.
     status, lines = prolog(SLURM_JOB_ID="8", LD_PRELOAD="libm.so.6")
     assert status == 0
     assert lines == [
@@ -132,7 +135,7 @@ def test_no_other_title_names_a_job(prolog, title):
 
 
 def test_script_is_executable_by_any_posix_shell_and_starts_no_program(prolog):
-    """Run it with a PATH in which the shell finds no program."""
+    """Run the script with a PATH in which a shell finds no program."""
     assert prolog("0", PATH="/nonexistent")[0] == 0
 
 
@@ -264,7 +267,7 @@ def test_other_accounts_are_refused_on_the_gpu_of_tenants(prolog, account):
     status, lines = prolog("3", SLURM_JOB_ACCOUNT=account)
     assert status == 1 and "is not a tenant of the GPU GPU-1" in lines[-1]
     assert all(line.startswith(("print ", "export CUDA_VISIBLE_DEVICES=")) for line in lines)
-    # GPUs without tenants do not need one.
+    # For GPUs without tenants, the account need not be a tenant.
     assert prolog("0", SLURM_JOB_ACCOUNT=account)[0] == 0
 
 

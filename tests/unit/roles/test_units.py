@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The collection's systemd units are at most as exposed as documented.
+"""Check that systemd units are at most as exposed as documented.
 
 The limits are in docs/security-units.md.
 """
@@ -14,26 +14,26 @@ import pytest
 
 from tests.unit.roles.rendered_units import ROLES, ROOT, SHARED, TEMPLATES, TEXTS, exposure, rendered, rendered_with
 
-#: Units above this exposure need a documented reason.
+#: A unit above this exposure needs a documented reason.
 MOST = 3.0
 ALL = [*TEMPLATES, *TEXTS]
 
 
 def lacks_offline() -> str:
-    """Return why this machine's systemd cannot analyze a unit file. Empty if it can."""
+    """Return why this machine's systemd cannot analyze unit files, or ""."""
     try:
         done = subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return "systemd-analyze is not installed"
     found = re.match(r"systemd (\d+)", done.stdout)
-    # The option --offline exists since systemd 250.
+    # systemd has the option --offline since version 250.
     return "" if found and int(found.group(1)) >= 250 else "systemd-analyze is older than 250"
 
 
 def rows() -> list[tuple[str, ...]]:
     """Return the rows of the table in docs/security-units.md.
 
-    Columns: unit, variant, exposure, reason, capabilities, system calls, limits.
+    The columns are unit, variant, exposure, reason, capabilities, system calls and limits.
     """
     text = (ROOT / "docs" / "security-units.md").read_text()
     section = text.partition("## Exposure of the units")[2].partition("\n#")[0]
@@ -42,17 +42,17 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def documented() -> dict[tuple[str, str], tuple[float, str]]:
-    """Return the highest documented exposure of each unit and variant, and the reason."""
+    """Return the documented maximum exposure and the reason, by unit and variant."""
     return {(name, special): (float(most), reason.strip()) for name, special, most, reason, *_bounds in rows()}
 
 
 def test_every_unit_of_the_collection_is_checked():
-    """Units come from templates of roles and from texts in modules."""
+    """Check units from templates of roles, and units from texts in modules."""
     known = {template for _role, template, _given in TEMPLATES.values()}
     known |= {
-        # Drop-ins for units of other packages.
+        # These are drop-ins for units of other packages.
         "alertmanager.conf.j2", "prometheus.conf.j2",
-        # Not a unit: Podman's generator creates a unit from it (docs/security-units.md).
+        # This is no unit. Podman's generator makes a unit from it (docs/security-units.md).
         "quadlet.container.j2",
     }  # fmt: skip
     written = {
@@ -88,7 +88,7 @@ def test_every_documented_unit_exists():
 def bounds() -> dict[tuple[str, str], list[str]]:
     """Return the documented bounds of each unit and variant.
 
-    Bounds are capabilities, system calls, and limits of tasks and memory.
+    Bounds are the capabilities, the system calls, and the limits for tasks and memory.
     """
     documented_bounds: dict[tuple[str, str], list[str]] = {}
     above: list[str] = []
@@ -102,7 +102,7 @@ def bounds() -> dict[tuple[str, str], list[str]]:
 
 
 def settings(text: str, name: str) -> list[str]:
-    """Return the values of a unit's setting, in order."""
+    """Return the values of a setting in a unit, in order."""
     return [value.strip() for value in re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)]
 
 
@@ -112,7 +112,7 @@ def test_limits_of_every_unit_are_documented():
 
 @pytest.mark.parametrize(("name", "special"), ALL)
 def test_units_have_the_documented_limits(name, special):
-    """Users and libraries depend on the limits, so the table must match."""
+    """Compare the limits with the table, because users and libraries depend on them."""
     text = rendered(name, special)
     capabilities, calls, most = bounds()[name, special]
     wanted = {"none": [""], "all": []}.get(capabilities, [capabilities])
@@ -126,7 +126,7 @@ def test_units_have_the_documented_limits(name, special):
         assert settings(text, "NoNewPrivileges")[-1] in ("yes", "true")
 
 
-#: GPU clients, which must start with the final layout.
+#: These units are clients of GPUs, and must start after the final layout was restored.
 CLIENTS = {
     *("docker.service", "containerd.service", "crio.service", "podman.service", "podman-restart.service"),
     *("kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service", "slurmd.service"),
@@ -151,7 +151,7 @@ def test_only_gpu_clients_wait_for_the_layout_at_boot():
     assert not {
         unit for unit in before if re.match(r"ssh|getty|serial-getty|user@|systemd-|network|dbus|cron|rsyslog", unit)
     }
-    # With default dependencies, the unit would wait for basic.target, which waits for a unit that it wants.
+    # With default dependencies, the unit would wait for basic.target. That target waits for a unit that this one wants.
     assert settings(text, "DefaultDependencies") == ["no"]
     assert not ordering(text, "RequiredBy")
     for each in ("ssh", "basic", "network", "multi-user"):
@@ -198,9 +198,9 @@ def test_services_that_users_can_load_are_limited(name, special):
 
 @pytest.mark.parametrize("special", ["", "mps", "vgpu"])
 def test_boot_unit_has_the_permissions_to_restore_the_layout(special):
-    """Restoring the layout of real GPUs needs modules, nodes and writable paths.
+    """Give the boot unit the modules, nodes and paths that real GPUs need.
 
-    Simulated GPUs do not.
+    Simulated GPUs do not need them.
     """
     text = rendered("gpu-layout.service", special)
     (kept,) = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE)

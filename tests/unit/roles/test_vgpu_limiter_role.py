@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role vgpu_limiter: defaults, documentation, and its place in playbooks."""
+"""Test the role vgpu_limiter: defaults, documentation, and its place in playbooks."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_tests_of_modules_on_this_machine_have_a_pid_namespace(names):
     "names",
     [
         ["tests/unit"],
-        # podman would not find the processes of lab hosts.
+        # In a new PID namespace, podman would not find the processes of lab hosts.
         *([name] for name in WITH_LAB_HOSTS),
         ["tests/integration", "tests/lab"],
         ["tests/kubernetes"],
@@ -39,6 +39,9 @@ def test_other_tests_have_no_pid_namespace(names):
 
 
 def test_every_file_that_starts_lab_hosts_is_known():
-    """Files that use the cluster fixture start nodes, which are lab hosts."""
+    """Find every file that starts lab hosts.
+
+    Nodes of the cluster fixture are lab hosts too.
+    """
     users = [path for path in (ROOT / "tests/kubernetes").glob("test_*.py") if "(cluster" in path.read_text()]
     assert users and not any(needs_namespace([path]) for path in users)

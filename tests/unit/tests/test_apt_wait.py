@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""tests/lab/apt waits while another process holds a lock of apt or dpkg.
+"""Check that tests/lab/apt waits while another process has a lock of apt or dpkg.
 
 The tests run the real apt-get on temporary folders.
 """
@@ -34,9 +34,9 @@ pytestmark = [
 
 @pytest.fixture
 def environment(tmp_path):
-    """Make folders for an apt without repositories or packages.
+    """Make folders for an apt that has no repositories and no packages.
 
-    Returns the environment that makes apt use these folders.
+    Returns the environment with which apt uses these folders.
     """
     for name in ("lists/partial", "cache/archives/partial", "dpkg", "parts"):
         (tmp_path / name).mkdir(parents=True)
@@ -55,7 +55,7 @@ def environment(tmp_path):
 
 
 def holding(lock: Path) -> subprocess.Popen:
-    """Start a process that holds the lock until its standard input ends."""
+    """Start a process that holds the lock until its standard input is closed."""
     command = [sys.executable, "-c", HOLD, str(lock)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
@@ -79,7 +79,7 @@ def test_held_lock_is_named_and_awaited(tmp_path, environment, lock, arguments):
     finally:
         holder.communicate("", PATIENCE_SECONDS)
     assert run.wait(PATIENCE_SECONDS) == 0, log.read_text()
-    # Reported once for any number of attempts.
+    # However many attempts there are, the wait is reported once.
     assert output.read_text().count("waiting") == 1
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`make bench` prints a reason for each value that cannot be measured."""
+"""Check that `make bench` prints a reason for each value that it cannot measure."""
 
 from __future__ import annotations
 

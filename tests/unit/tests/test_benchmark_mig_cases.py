@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Errors in the CASES file of `make bench BENCH=mig` are reported with their line."""
+"""Report errors in the CASES file of `make bench BENCH=mig` with their line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code that is cached by the checksum of its source equals the compiled source."""
+"""Check that cached code equals the code that its source compiles to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
-#: Imports `made` from an archive, and compiles `own.py` as the archive on a host does.
+#: This program imports `made` from an archive, and compiles `own.py` as the archive on a host would.
 PROGRAM = """
 import sys
 sys.path[:0] = [%r, sys.argv[1]]
@@ -63,7 +63,7 @@ def test_code_is_equal_with_and_without_the_cache(run, kept):
     assert len(made) == 2
     assert run("word", kept) == without
     assert {file.name: file.stat().st_mtime_ns for file in kept.iterdir()} == made
-    # The archive's path must be the current one, because error messages print it.
+    # Error messages print the path of the archive, so it must be the current path.
     assert run("word", kept, "other.zip") == run("word", "", "other.zip") != without
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def script_of(leg: str) -> str:
-    """Return the commands of a leg on a machine with Go."""
+    """Return the commands of a leg on a machine that has Go."""
     make = ["make", "--dry-run", f"leg-{leg}", "without_kubernetes=", "as_root="]
     return subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waiting for a lab host fails with its failed units or missing inotify instances.
+"""Fail while waiting for a lab host with failed units or no inotify instances.
 
-Low limits for root's inotify instances are raised.
+A low limit for root's inotify instances is raised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.lab import verify_monitoring
 from tests.lab.host_state import HostError, describe_failures, wait_until_started
 
 INOTIFY = Path(__file__).parents[2] / "lab" / "inotify"
-#: Messages of systemd 252 and Prometheus 2.42 on a host where root has no inotify instances left.
+#: systemd 252 and Prometheus 2.42 print this on a host where root has no inotify instances left.
 NO_INSTANCE = "systemd-ask-password-wall.path: Failed to create inotify object: Too many open files"
 NO_WATCHER = (
     'level=error component="discovery manager scrape" msg="Error adding file watcher" err="too many open files"'
@@ -26,7 +26,7 @@ NO_WATCHER = (
 
 
 def host(states, failed="", journal=""):
-    """Return a function that answers like a host, with the given states in order."""
+    """Return a function that answers like a host which has these states in turn."""
     states = list(states)
 
     def run(command):
@@ -75,7 +75,7 @@ def test_the_check_of_the_monitoring_host_ends_at_once_with_the_reason(monkeypat
         return (1, "URLError: refused") if "api/v1" in command else host(["running"], journal=NO_WATCHER)(command)
 
     monkeypatch.setattr(verify_monitoring, "podman_run", lambda _name: run)
-    # Longer than any run of the tests.
+    # No run of the tests takes so long.
     monkeypatch.setattr(verify_monitoring, "PATIENCE_SECONDS", 36000)
     assert verify_monitoring.main() == 1
     assert "too many open files" in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_only_low_limits_are_raised_with_a_message(tmp_path):
 def test_unraisable_limit_is_no_error(tmp_path):
     limit = tmp_path / "limit"
     limit.write_text("128\n")
-    # /proc/sys is mounted read-only in some containers.
+    # In some containers, /proc/sys is mounted read-only.
     script = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && "$2" raise "$1"'
     command = ["unshare", "--mount", "sh", "-c", script, "sh", str(limit), str(INOTIFY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cached module archives match the current code."""
+"""Check that cached module archives belong to the current code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The queue of `make test`: order, needs, failures, and images of scenarios."""
+"""Test the queue of `make test`: order, dependencies, failures, and images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ansible.parsing.dataloader import DataLoader
 from tests.integration.patience import wait_until
 
 ROOT = Path(__file__).parents[3]
-#: Replaces make: logs its target, waits while a file wait-TARGET exists, and fails if a file fail-TARGET exists.
+#: This script replaces make. It logs its target, waits while a file wait-TARGET exists, and fails if a file fail-TARGET
+#: exists.
 MAKE = """#!/bin/sh
 echo "begin $2" >>log
 echo "output of $2"
@@ -71,11 +72,11 @@ def test_ready_targets_start_before_waiting_ones_in_list_order(queue):
 def test_concurrent_targets_are_limited_by_jobs(queue, tmp_path):
     for target in ("a", "b"):
         (tmp_path / ("wait-" + target)).touch()
-    # The third target ends the others, so all three must run in parallel.
+    # The third target lets the other two end, so all three must run at the same time.
     (tmp_path / "make").write_text(MAKE + '\n[ "$2" != c ] || rm wait-a wait-b\n')
     done, log = queue("3", "a", "b", "c", "d")
     assert done.returncode == 0 and len(log) == 8
-    # The fourth target starts when one of the others has ended.
+    # The fourth target starts as soon as one of the others has ended.
     assert log.index("begin d") > min(log.index("end " + target) for target in "abc")
 
 
@@ -88,7 +89,7 @@ def test_dependents_of_a_failed_target_are_skipped(queue):
 
 def test_hanging_target_fails_and_others_run(queue, tmp_path):
     (tmp_path / "wait-stuck").touch()
-    # Processes that a target started end with the target.
+    # If a target ends, the processes that it started end too.
     (tmp_path / "make").write_text(MAKE.replace("#!/bin/sh", "#!/bin/sh\necho $$ >pid-$2"))
     done, log = queue("--limit", "3", "1", "stuck", "other", "after:stuck")
     assert done.returncode == 1
@@ -126,7 +127,7 @@ def test_queue_without_its_make_ends_its_targets_and_cleans_up(tmp_path):
 def _started(folder, *before):
     """Start a queue of two targets that do not end.
 
-    Waits until both targets run. Returns the queue's process and the targets' pids.
+    Waits until both targets run. Returns the process of the queue, and the pids of the targets.
     """
     (folder / "make").write_text(MAKE.replace("#!/bin/sh", "#!/bin/sh\necho $$ >pid-$2"))
     (folder / "make").chmod(0o755)
@@ -153,19 +154,19 @@ def _cleaned(folder):
 
 def _assert_cleaned(folder, pids):
     assert _cleaned(folder) == ["clean a", "clean b"]
-    # A killed process is in /proc until its parent, or init, has read its status.
+    # /proc has a killed process until its parent, or init, has read its status.
     wait_until(lambda: not any(Path("/proc/%d" % pid).exists() for pid in pids), "the targets end")
 
 
 def test_running_lab_hosts_are_limited(queue, tmp_path):
-    # A target with hosts fails if it runs beside another one with hosts.
+    # In this script, a target with hosts fails if another target with hosts runs at the same time.
     (tmp_path / "make").write_text(
         MAKE
         + "\ncase $2 in lab*) [ ! -e busy ] || touch fail-$2; touch busy; sleep 0.2; rm -f busy; [ ! -e fail-$2 ];; esac\n"
     )
     done, log = queue("--room", "5", "4", "lab-a@3", "lab-b@3", "lab-c@8", "unit")
     assert done.returncode == 0, log
-    # Targets without hosts do not wait.
+    # Targets without hosts need not wait.
     assert log.index("begin unit") < log.index("begin lab-b")
 
 
@@ -176,13 +177,13 @@ def test_leg_counts_the_hosts_of_its_inventory():
     inventories.update(
         default=ROOT / "inventories" / "simulated",
         kubernetes=ROOT / "tests" / "kubernetes" / "inventory",
-        # The README's example.
+        # This is the example in the README.
         release=ROOT / "inventories" / "minimal",
     )
     for leg, folder in inventories.items():
         hosts = InventoryManager(DataLoader(), [str(folder)]).get_hosts("gpu_hosts,gpu_monitoring")
         assert counted.pop(leg) == str(len(hosts)), leg
-    # The small benchmark uses one host of four, and Debian 13 runs its scenarios one after the other.
+    # The small benchmark uses one host of four. Debian 13 runs its scenarios one after the other.
     assert counted == {"figures": "1", "trixie": "4"}
 
 
@@ -194,7 +195,7 @@ def test_help_describes_each_leg():
     )
     names = " ".join("".join(each) for each in legs).replace("\\", "").split()
     assert sorted(described) == sorted(names) and len(names) > 20
-    # Names that differ only by a final s are easy to confuse.
+    # Names that differ only by an s at the end are easy to confuse.
     assert not {name + "s" for name in names} & set(names)
 
 
@@ -210,7 +211,7 @@ def test_scenario_needs_the_images_of_its_hosts():
     wanted = {}
     for path in ROOT.glob("molecule/*/inventory/**/*.yml"):
         scenario = path.relative_to(ROOT / "molecule").parts[0]
-        # If a scenario composes a variant's name, it builds the variant itself.
+        # A scenario that composes the name of a variant also builds this variant itself.
         for variant in re.findall(r"lab_variant: (\w+)$", path.read_text(), re.MULTILINE):
             wanted[scenario] = variant
     assert {"vgpu", "sharing", "gpu_drain", "monitoring", "audit"} <= set(wanted)

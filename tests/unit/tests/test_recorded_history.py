@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's simulated history contains the series that rules would record."""
+"""Check that the lab's simulated history has the series that rules would record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rules() -> dict[str, str]:
 
 
 def recorded(*told: str) -> set[str]:
-    """Return the series names simulated for a GPU whose exporter has these metrics."""
+    """Return the names of the series that are simulated for a GPU with these metrics."""
     labels = {"host": "a", "gpu_uuid": PLACE[0]}
     subject = Subject(labels, {name: Sample(labels, 0.0) for name in told})
     lines = "".join(text({PLACE: subject}, {PLACE: NOBODY}, 0, STEP)).splitlines()
@@ -31,7 +31,7 @@ def recorded(*told: str) -> set[str]:
 
 def test_complete_recorded_gpu_has_every_roll_up():
     known = rules()
-    # Names of the exporters' series that the rules read.
+    # The rules read exporters' series with these names.
     live = set(re.findall(r"\bgpu:[a-z_]+\b(?!:)", " ".join(known.values()))) - set(known)
     made = recorded(*live) - {"gpu:memory_total_bytes"}
     assert made <= {*known, HELD}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Commands around the runs of a role on lab hosts."""
+"""Test commands before and after the runs of a role on lab hosts."""
 
 from __future__ import annotations
 

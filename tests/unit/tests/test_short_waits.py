@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find waits in tests that are too short for a busy machine.
 
-These are limits below 10 s, and sleeps instead of conditions. A limit is harmless if nothing is expected to happen
-within it. KEPT lists such limits with the reason. A limit of 0 does not wait.
+Such waits are limits below 10 s, and sleeps instead of conditions. A limit is harmless if the test expects nothing to
+happen within it. KEPT lists these limits with the reason. A limit of 0 does not wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRACE = "whether a workload ends by SIGTERM or by SIGKILL makes no difference to
 SCRAPE = "it must not exceed the interval of scrapes, and a missed scrape is repeated"
 SLOW = "it stands for a slow program"
 SERVER = "a pause between the bytes of a slow server"
-#: path: {source text of the limit: reason}.
+#: {path: {source text of the limit: reason}}
 KEPT = {
     "molecule/slurm_accounting/tests/hosts/test_jobs.py": {"timeout_seconds=5": TIMEOUT},
     "tests/adversary/test_hostile_cluster.py": {"ends.wait(0.05)": SERVER},
@@ -91,18 +91,18 @@ KEPT = {
     "molecule/mig/tests/hosts/test_two_runs.py": {"lock_timeout=1": TIMEOUT},
     "molecule/monitoring/inventory/group_vars/gpu_monitoring.yml": {"gpu_monitoring_scrape_timeout: 2": SCRAPE},
     "molecule/audit/inventory/group_vars/gpu_monitoring.yml": {"gpu_monitoring_scrape_timeout: 2": SCRAPE},
-    # Times in the text of another program.
+    # This time is in the text of another program.
     "tests/unit/module_utils/processes/test_command_line.py": {
         "timeout 5": "a command line that is parsed and never run"
     },
 }
-#: Names of parameters, options and keys that are time limits.
+#: Parameters, options and keys with these names are time limits.
 LIMIT = re.compile(
     r"(?:^|_|-)(?:timeout|deadline|patience|grace|grace_period)(?:_s|_seconds)?$|^seconds$|^(?:timeout|wait)_seconds$"
 )
 #: Methods whose first number is a time limit, and functions whose last number is.
 WAITS = {"wait", "join", "settimeout", "communicate", "Timer", "select"}
-#: Files with functions that have such a name but count something else.
+#: In these files, functions with such a name count something other than time.
 OTHER_WAITS = {
     "tests/kubernetes/node_stand_in.py",
     "tests/kubernetes/test_made_up_backend.py",
@@ -115,9 +115,9 @@ NUMBER = re.compile(r"^(\d+(?:\.\d+)?)(ms|s)?$")
 
 
 def seconds_of(node: ast.AST) -> float | None:
-    """Return the number in an expression, also if it is a string.
+    """Return the number in an expression, also if it is a text.
 
-    None if there is none.
+    Returns None if there is none.
     """
     value = node.value if isinstance(node, ast.Constant) else None
     found = NUMBER.match(value) if isinstance(value, str) else None
@@ -133,7 +133,7 @@ def is_short(seconds: float | None) -> bool:
 def short_waits(source: str, waits: bool = True) -> Iterator[str]:
     """Yield the source text of each short limit, and of each sleep outside a loop.
 
-    `waits` controls whether methods are recognized by name.
+    `waits` says whether methods are recognized by their name.
     """
     tree = ast.parse(source)
     looped = {id(node) for loop in ast.walk(tree) if isinstance(loop, (ast.For, ast.While)) for node in ast.walk(loop)}
@@ -177,9 +177,9 @@ def short_waits(source: str, waits: bool = True) -> Iterator[str]:
 
 
 def short_yaml_waits(data: object) -> Iterator[str]:
-    """Yield the short limits of tasks and variables.
+    """Yield the short limits in tasks and variables.
 
-    These are keys such as `timeout: 5`, and retries that last less than 10 s.
+    These are keys such as `timeout: 5`, and retries for less than 10 s.
     """
     if isinstance(data, list):
         for item in data:
@@ -193,7 +193,7 @@ def short_yaml_waits(data: object) -> Iterator[str]:
             ):
                 yield "%s: %g" % (key, seconds_of(ast.Constant(value)))
             yield from short_yaml_waits(value)
-        # Ansible's defaults are 3 retries and a delay of 5 seconds.
+        # By default, Ansible retries 3 times with a delay of 5 seconds.
         if "until" in data and is_short(float(data.get("retries", 3)) * float(data.get("delay", 5))):
             yield "retries: %s, delay: %s" % (data.get("retries", 3), data.get("delay", 5))
     if isinstance(data, str):

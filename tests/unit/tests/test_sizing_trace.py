@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The scoring in `make bench BENCH=rightsize`: input, counts, and missing traces."""
+"""Test the scoring of `make bench BENCH=rightsize`: input, counts, missing traces."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_gpus_over_memory_and_saturated_samples_are_counted():
         [[60, 60, 10, 0], [50, 40, 10, 0], [100, 100, 100, 100]], [[40, 1, 1, 1], [41, 1, 1, 1], [80, 80, 80, 80]]
     )
     verdict = trace.judge([("c0", "c1"), ("c2",)], found, 80 * GIB)
-    # Memory: 40 + 41 GiB is too much, 80 GiB is not. Duty: 60 + 50 % is too much, 60 + 40 % is not. One of eight
-    # samples is saturated.
+    # Memory of 40 + 41 GiB is too much, and 80 GiB is not. Time of 60 + 50 % is too much, and 60 + 40 % is not. One of
+    # eight samples is saturated.
     assert (verdict.gpus, verdict.over, verdict.saturated) == (2, 1, 12.5)
     assert not verdict.holds
     assert trace.judge([("c0",), ("c1",), ("c2",)], found, 80 * GIB).holds
@@ -80,7 +80,7 @@ def test_forward_plans_on_the_first_part_and_reverse_on_the_last():
     found = table([list(range(10))], [[1, np.nan, 3, 4, 5, 6, np.nan, 8, 9, 10]])
     seen, to_come = trace.halves(found, False)
     assert (seen.duty[0].tolist(), to_come.duty[0].tolist()) == ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9])
-    # Memory at the cut is carried over to the second half.
+    # The memory at the cut continues in the second half.
     assert to_come.memory[0].tolist() == [6 * GIB, 8 * GIB, 9 * GIB, 10 * GIB]
     assert [part.duty[0].tolist() for part in trace.halves(found, True)] == [[6, 7, 8, 9], [0, 1, 2, 3, 4, 5]]
 
@@ -93,7 +93,7 @@ def test_simple_rules_work_as_described():
     found = table([[80] * 10 + [0] * 10, [0] * 10 + [80] * 10], [[30] * 20] * 2)
     assert len(trace.joint_rule(found, 80 * GIB)) == 1
     assert len(trace.krr_rule(found, 80 * GIB)) == 2
-    # 60 GiB times 1.3 is 78 GiB.
+    # 60 GiB times 1.3 are 78 GiB, which is more than 77 GiB.
     assert len(trace.joint_rule(found, 77 * GIB)) == 2
 
 
@@ -131,13 +131,13 @@ def test_gpus_for_shapes_are_packed():
 
 
 def test_workloads_beyond_their_new_memory_are_counted(monkeypatch):
-    """Give each workload 30 GiB. One of two later uses more than its instance has."""
+    """Give each workload 30 GiB, and count the one that later needs more."""
     monkeypatch.setattr(sizing_paths, "SPLITS", (0.5,))
     found = table([[5.0] * 10] * 2, [[20] * 10, [20] * 5 + [41] * 5])
     rule = lambda seen: [sizing_paths.Need(30 * GIB, 5, 1, "") for _name in seen.names]  # noqa: E731
     score = sizing_paths.scores(found, rule, 1, 1.0, 1)["default"]
-    # Two speeds, two directions, two models, two workloads. The instances have 39.5 and 32.2 GiB.
+    # These are two speeds, two directions, two models and two workloads. The instances have 39.5 and 32.2 GiB.
     assert score.shrunk == 16
-    # The second workload exceeds its memory if the plan is made from the first part.
+    # If the plan is made from the first part, the second workload needs more memory than it gets.
     assert score.over_memory == 4
     assert score.percent(score.over_memory) == 25

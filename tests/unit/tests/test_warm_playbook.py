@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of ansible-playbook in a forked process end like those in a new process."""
+"""Check that runs of ansible-playbook end in a forked process as in a new one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from tests.integration.patience import wait_until
 from tests.lab import warm_playbook
 
-#: Starts two runs, and prints their exit status and output.
+#: This program starts two runs, and prints the exit status and output of each.
 MAKER = """
 import subprocess, sys
 for arguments in (["ok.yml"], ["ok.yml", "-e", "word=second", "-e", "wrong=1"]):
@@ -63,7 +63,7 @@ def environment(place) -> dict[str, str]:
 
 
 def processes(place) -> set[int]:
-    """Return the pids of processes with this test's environment."""
+    """Return the pids of the processes that have this test's environment."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -73,7 +73,7 @@ def processes(place) -> set[int]:
 
 
 def modules_of(left: Path) -> bool:
-    """Return whether the process from which modules are forked still listens."""
+    """Return whether the process still listens that forks itself for modules."""
     socket = shlex.split(warm_playbook.interpreter(left).read_text().splitlines()[-1])[-2]
     return Path(socket).exists()
 
@@ -89,14 +89,14 @@ def test_warm_playbook_prints_and_ends_like_ansible_playbook(place):
     assert [line for line in real.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
     assert "said second by the caller" in real and "module of the caller" in real
     assert runs(place, list(warm_playbook.COMMAND)) == real
-    # Each run has removed its temporary folder, which is where ansible-playbook puts it.
+    # Each run must have removed its temporary folder, which is at the place where ansible-playbook puts it.
     wait_until(lambda: not any((place / "home/tmp").iterdir()), "the folders of the runs are gone")
     assert {path.name for path in place.iterdir()} == {"ok.yml", "ansible.cfg", "home"}
 
 
 @pytest.mark.slow
 def test_run_ends_with_its_caller(place):
-    # The pattern of hosts is evaluated in the process of the run itself.
+    # The process of the run itself evaluates the pattern of hosts, and writes its pid.
     asked = "{{ lookup('ansible.builtin.pipe', 'echo $PPID >%s; echo localhost') }}" % (place / "run")
     pause = {"hosts": asked, "connection": "local", "gather_facts": False, "tasks": [{"pause": {"seconds": 600}}]}
     (place / "pause.yml").write_text(json.dumps([pause]))
@@ -124,7 +124,7 @@ def test_run_ends_with_its_caller(place):
         maker.stdin.close()
     wait_until(lambda: not left.exists(), "what was left ends with its maker")
     wait_until(lambda: not modules_of(left), "what its modules are forks of ends with it")
-    # The run's worker continues, as it does after ansible-playbook ends.
+    # The worker of the run continues, as it does after ansible-playbook has ended.
     for pid in processes(place):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_module_archives_are_cached_by_the_state_of_the_code(tmp_path, monkeypat
     code.write_text("a = 10\n")
     second = warm_playbook.payloads(tmp_path / "place", [str(tmp_path)])
     assert second != first
-    # Current runs may still use both archives. Archives from yesterday can be deleted.
+    # Current runs may still use these two archives. Archives from yesterday can be deleted.
     warm_playbook.remove_payloads()
     assert first.is_dir() and second.is_dir()
     os.utime(first, (1, 1))

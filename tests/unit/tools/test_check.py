@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test `make check`: the chosen tests, and the type check."""
+"""Test `make check`: which tests it chooses, and its type check."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import choose_tests
     ("name", "test"),
     [
         ("plugins/plugin_utils/idle/rule.py", "test_idle"),
-        # Found through a helper beside the test.
+        # tools/check.py finds this test through a helper in the test's folder.
         ("plugins/plugin_utils/packing/pack.py", "test_packing_properties"),
         ("plugins/module_utils/techniques/vgpu/plan.py", "test_vgpu_plan"),
-        # No test imports this new file, so tools/check.py chooses the tests of other modules in its package.
+        # No test imports this new file, so tools/check.py chooses the tests of the other modules in the package.
         ("plugins/plugin_utils/idle/new_rule.py", "test_idle"),
         ("plugins/modules/mig.py", "test_module_docs"),
-        # Data files fall back to their folder, because no test names them.
+        # No test names a data file, so tools/check.py chooses the tests of its folder.
         (f"plugins/module_utils/models/{'new'}.json", "test_catalogue"),
         ("roles/nvidia_driver/tasks/main.yml", "test_driver_managers"),
         ("docs/vgpu.md", "test_documents"),
@@ -110,7 +110,7 @@ def test_one_failed_command_fails_the_check(capsys):
     assert check.report(["a"], check.run_all({"ruff check": bad, "tests": ok})) == 1
     output = capsys.readouterr().out
     assert "=== ruff check\nthe reason\n" in output and output.endswith("check: 1 file, FAILED: ruff check\n")
-    # Pytest's exit status 5 (no tests) is accepted, because another leg may run all tests of a file.
+    # Exit status 5 of pytest (no tests) is accepted, because all tests of a file may be in another leg.
     assert check.report(["a"], check.run_all({"tests": ["sh", "-c", "exit 5"]})) == 0
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tables of tests/clients/README.md match tests/clients."""
+"""Compare the tables of tests/clients/README.md with tests/clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_page_is_up_to_date(tool):
 
 
 def test_every_client_and_entry_is_on_the_page(tool):
-    """Check the tables against accepted.yml, except entries with `boards: same`."""
+    """Compare the tables with accepted.yml, except entries with `boards: same`."""
     tables = tool["tables"]()
     assert "| nvidia-smi | 340.108, 390.157, " in tables
     assert "| Voltage | differs, private function; " in tables

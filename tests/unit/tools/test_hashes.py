@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Python packages and images that root installs have exact versions and hashes."""
+"""Check that packages and images installed by root have exact versions and hashes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ def test_every_requirement_has_an_exact_version_and_a_hash(lock):
     text = (ROOT / lock.path).read_text()
     found = python_pins.read(text)
     assert found and all(pin.sha256 for pin in found)
-    # The file has nothing else: no options, no version ranges, no addresses.
+    # The file must have nothing else: no options, no version ranges and no addresses.
     assert "".join(map(str, found)) == "".join(line for line in text.splitlines(True) if not line.startswith("#"))
     assert [pin.name for pin in found] == sorted(pin.name for pin in found)
 
 
 @pytest.mark.parametrize("lock", [lock for lock in renew_hashes.LOCKS if lock.group], ids=lambda lock: lock.path)
 def test_hashes_match_the_requested_versions(lock):
-    """`make hashes` must be run after each change of a version."""
+    """Compare the hashes with the requested versions.
+
+    `make hashes` must be run after each change of a version.
+    """
     asked = dict(lock.pins())
     found = pins(ROOT / lock.path)
     assert (
@@ -57,7 +60,7 @@ def test_one_version_of_pynvml_everywhere():
     assert pins(EMBEDDED)["nvidia-ml-py"] == pin == pins(ROOT / "requirements-locked.txt")["nvidia-ml-py"]
     defaults = yaml.safe_load((ROOT / "roles/gpu_layout/defaults/main.yml").read_text())
     assert defaults["gpu_layout_nvml_version"] == pin.version and defaults["gpu_layout_nvml_hashes"] == []
-    # pip has installed the same file with the same version, so the hashes must be equal.
+    # The same version is installed in this environment, so the file must have the same hash.
     assert importlib.metadata.version("nvidia-ml-py") == pin.version
     import pynvml
 
@@ -65,7 +68,7 @@ def test_one_version_of_pynvml_everywhere():
 
 
 def test_one_version_of_ansible_core():
-    """Compares the environment of `make check` with the locked one."""
+    """Compare the environment of `make check` with the locked one."""
     pinned = pins(ROOT / "requirements-locked.txt")["ansible-core"].version
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     assert "ansible-core==%s" % pinned in groups["check"]
@@ -153,7 +156,7 @@ def test_controllers_file_is_verified_by_hash(tmp_path, monkeypatch):
     assert "the SHA-256 of %s is %s" % (tmp_path / "pynvml.py", digest) in said
     assert "pip install --require-hashes --only-binary=:all: --requirement %s" % NVML in said
     assert source(source="controller", hashes=["sha256:" + digest])["path"] == str(tmp_path / "pynvml.py")
-    # A different package of the same name.
+    # This is another package with the same name.
     (tmp_path / "pynvml.py").unlink()
     (tmp_path / "pynvml").mkdir()
     (tmp_path / "pynvml/__init__.py").touch()
@@ -167,7 +170,7 @@ def test_role_verifies_pynvml_first(entry):
     site.yml runs plan.yml before any change.
     """
     tasks = yaml.safe_load((ROOT / "roles/gpu_layout/tasks" / f"{entry}.yml").read_text())
-    # A host's facts could otherwise override the file and the hash.
+    # Without this check, a host's facts could override the file and the hash.
     assert tasks[0]["ansible.builtin.import_tasks"].endswith("/playbooks/tasks/facts.yml")
     assert tasks[1]["ansible.builtin.import_tasks"] == "nvml_check.yml"
 

@@ -16,7 +16,7 @@ from language import record, rules
 
 
 def kinds(name, source):
-    """Return (kind, line) of each violation."""
+    """Return the (kind, line) of each violation in a source."""
     return [(hit.kind, hit.line) for hit in rules.check(name, source)]
 
 
@@ -123,7 +123,7 @@ def test_a_task_starts_with_a_verb_that_names_the_change(task):
 def test_long_sentences_lines_and_pages_are_found():
     words = "word " * 31
     assert kinds("a.md", "# Title\n\nShort. A %s.\n" % words.strip()) == [("sentence", 3)]
-    # Line breaks, list items and code spans neither hide long sentences nor make sentences long.
+    # Line breaks, list items and code spans must neither hide a long sentence nor lengthen a short one.
     assert kinds("a.md", "- A %s\n  end.\n" % "word\n  ".join([""] * 40)) == [("sentence", 1)]
     assert kinds("a.md", "- %s\n- %s\n" % ("word " * 20, "word " * 20)) == []
     assert kinds("a.md", "Run `%s` now.\n" % words) == []
@@ -150,7 +150,7 @@ def test_each_exception_has_a_reason():
 
 @pytest.fixture()
 def checkout(tmp_path, monkeypatch):
-    """Check a repository of two pages; return its folder."""
+    """Let the check read a repository of two pages. Return its folder."""
     monkeypatch.setattr(check_language, "ROOT", tmp_path)
     monkeypatch.setattr(check_language, "RECORD", tmp_path / "remaining.txt")
     monkeypatch.setattr(check_language, "EXCEPTIONS", tmp_path / "exceptions.txt")
@@ -170,7 +170,7 @@ def test_recorded_violations_pass_and_new_ones_fail(checkout, capsys):
         "b.md:3: word: 'whoever': name the user, owner or process\n"
         "b.md: 1 of kind word, 0 recorded. Rewrite 1 lines above.\n"
     )
-    # `--record` never raises a number.
+    # `--record` must not raise a number.
     assert check_language.main(["--record"]) == 1
     assert record.read(checkout / "remaining.txt") == {"a.md": {"word": 2}}
     assert check_language.main(["a.md"]) == 0 and check_language.main(["b.md"]) == 1

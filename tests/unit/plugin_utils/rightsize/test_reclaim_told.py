@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller notifies receivers about idle holders by mail and web hook.
+"""Notify receivers of idle holders by mail and web hook, from the controller.
 
-The mail server of the tests is a real one.
+The mail server is a real one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_words):
-        """Log nothing."""
+        """Write no log lines."""
 
 
 @pytest.fixture

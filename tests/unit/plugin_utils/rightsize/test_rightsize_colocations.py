@@ -32,7 +32,7 @@ RANDOM = np.random.default_rng(5)
 
 
 class Work:
-    """A workload without neighbours: percent of time with a kernel, and GiB."""
+    """The use by a workload alone on a GPU: percent of time with a kernel, and GiB."""
 
     def __init__(self, name, host, index, latency, busy, gib, **wish):
         self.name, self.host, self.index = name, host, index
@@ -78,11 +78,11 @@ def test_offline_work_fills_what_online_work_leaves():
 @pytest.mark.parametrize(
     ("busy", "gib", "host"),
     [
-        # Offline work would get 0.8 * 60 % of the time, less than three quarters of 70 %.
+        # Offline work would get 0.8 * 60 % of the time, which is less than three quarters of 70 %.
         (70, 30, "a"),
-        # The memory would be above the waterline.
+        # Together, the workloads would exceed the waterline of memory.
         (30, 50, "a"),
-        # The offline work is on another host.
+        # These workloads are on different hosts.
         (30, 30, "b"),
     ],
 )
@@ -97,7 +97,7 @@ def test_slower_offline_work_is_announced():
 
 
 def test_online_work_by_day_leaves_the_night():
-    """Use the mean of the remaining time.
+    """Compare offline work with the mean of the time that online work leaves.
 
     Offline work can wait until the night.
     """

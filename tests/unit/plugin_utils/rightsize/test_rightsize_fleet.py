@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing of fleets: included workloads, reclaimable holders, written files."""
+"""Right-size fleets: included workloads, reclaimable holders and written files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_unused_new_instance_is_vacant_on_a_monitored_host():
     row = gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, None)])
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "no_data"})
     assert [each.shape for each in found.vacant] == [mig("3g.40gb")] and not found.left
-    # Between two jobs, a GPU has no holder at the moment, but it is not free.
+    # Between two jobs, no process holds the GPU at the moment, but the GPU is not free.
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "right"})
     assert [one.name for one in found.occupants] == ["a-gpu0-3g.40gb-4"]
 
@@ -216,7 +216,7 @@ def test_gpu_with_leases_is_excluded_and_other_gpus_are_not(entry, row):
     layout = [{"gpus": [0], **entry}, {"gpus": [1], "sharing": "exclusive"}]
     first, second = today({"a": state(row, gpu("a", 1, H100, "train.service"))}, layouts={"a": layout})
     assert first.left == "it is for leases (gpu_layout[0])" and second.left == ""
-    # The instance of the lease is no part of a plan for the host.
+    # A plan for the host must not contain the instance of the lease.
     plan, _beside = overlay.planned(layout, [first.gpu, second.gpu], None)
     assert plan.lines() == [] or not plan.changes_devices
 
@@ -227,7 +227,7 @@ def test_daemon_serves_only_its_devices():
 
 
 def began(*hours, **more):
-    """Return a GPU whose processes started this many hours ago."""
+    """Return a GPU whose processes started these numbers of hours ago."""
     rows = [
         holder("x.service", "GPU-a-0", pid=n + 1, started_seconds=NOW - 3600 * age, **more)
         for n, age in enumerate(hours)
@@ -236,9 +236,9 @@ def began(*hours, **more):
 
 
 def left(states, held_hours=None, **more):
-    """Return the reason why the only workload of host a is left out.
+    """Return the reason why the only workload of host a is left out, or "".
 
-    The policy requires a history of one day for the workload itself.
+    The policy requires one day of history of the workload itself.
     """
     audit = audit_of({"a": states})
     if held_hours is not None:
@@ -253,7 +253,7 @@ def left(states, held_hours=None, **more):
 def test_new_holder_has_no_history():
     words = "it runs for less than 24 h, and earlier history belongs to others"
     assert left(began(23)) == left(began(25), held_hours=12) == left(began(25), held_hours=0) == words
-    # The oldest process gives the age, because workers are restarted.
+    # The age of the oldest process counts, because workers are restarted.
     assert left(began(1, 25)) == left(began(25), held_hours=24) == left(state(gpu("a", 0, H100, "x.service"))) == ""
 
 
@@ -300,8 +300,8 @@ def test_invalid_result_of_gpu_info_is_an_error():
 def test_unchanged_oversized_workload_has_a_reason(missing, limits, words):
     """State why an oversized workload stays unchanged.
 
-    The workload is alone on its GPU. Without OR-Tools, not every plan is tried, so the reason must not claim that no
-    plan frees a GPU.
+    The workload is alone on its GPU. Without OR-Tools, the search does not try every plan, so the reason must not claim
+    that no plan frees a GPU.
     """
     states = {"a": state(gpu("a", 0, H100, "x.service"))}
     said = {"a": wishes([{"match": "x", "memory": "4GiB", "sm_percent": 10}], "a")}
@@ -328,7 +328,7 @@ IDLE = {("a", 0, ""): "idle"}
 
 
 def with_jobs(*held):
-    """Return a host whose GPUs are held by jobs. `held` has a job ID for each GPU."""
+    """Return a host whose GPUs are held by jobs. `held` has the job ID of each GPU."""
     slurm = {"kind": "slurm", "user": "alice", "pid": None}
     return state(
         *(
@@ -355,7 +355,7 @@ def test_idle_jobs_are_listed_one_by_one_if_the_inventory_allows_it(jobs, stop):
         (["17"], {"exempt": ["alice"]}, "exempt (alice)"),
         (["17"], {"exempt": ["17"]}, "exempt (17)"),
         (["17"], {"quiet_hours": 20}, "idle for 20 h"),
-        # Pods of Kubernetes.
+        # These holders are pods of Kubernetes.
         (["3f0c8b9a-0b1d-4c58-9f0e-0d9f1c8a7b11"], {}, "an operator has to stop it"),
     ],
 )
@@ -377,7 +377,7 @@ def test_idle_service_or_lease_can_be_stopped(name):
 
 
 def owner_of(*workloads, name="x.service"):
-    """Return the owner of an idle unit on a GPU with these workloads."""
+    """Return the owner of an idle unit, on a GPU that has these workloads."""
     states = {"a": state(gpu("a", 0, H100, name))}
     audit = audit_of(states, IDLE)
     rows = [Row("a", "GPU-a-0", "0", "", "", audit.findings[0].id, "idle", 1.0, 1.0, None, one) for one in workloads]
@@ -407,7 +407,7 @@ def test_workloads_that_share_a_gpu_have_only_their_common_owner():
         (gpu("a", 0, H100, "x.service"), {"exempt": ["alice"]}, "exempt (alice)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["a"]}, "exempt (a)"),
         (gpu("a", 0, H100, "user@1000.service"), {}, "is an interactive session"),
-        # The service has a GPU's device node open because a user passed it the open file.
+        # A user may have passed an open GPU device node to this service.
         (gpu("a", 0, H100, "polkit.service"), {}, "it holds GPUs for other processes"),
         (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for other processes"),
         (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
@@ -448,7 +448,7 @@ def test_holder_in_its_first_pause_is_announced_and_not_stopped_soon():
     row = gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", started_seconds=NOW - 900 * 3600)])
     (one,) = reclaim({"a": state(row)}, IDLE, grace_hours=None).values()
     assert (one.spared, one.stop_quiet_seconds) == ("", 184 * 3600)
-    # The operator's own limit takes precedence.
+    # A limit that the operator sets takes precedence.
     (one,) = reclaim({"a": state(row)}, IDLE, grace_hours=24).values()
     assert (one.spared, one.stop_quiet_seconds) == ("", 0)
 
@@ -457,7 +457,7 @@ def test_holder_in_its_first_pause_is_announced_and_not_stopped_soon():
 def test_holder_younger_than_its_idle_time_is_spared(grace_hours, least):
     """Spare a holder that is younger than its idle time.
 
-    Even if the grace time is short, the time before the holder started must not count as idle.
+    Even with a short grace time, the time before the holder started must not count as idle.
     """
     for age, spared in (
         (least - 1, "started %d h ago; protected for %d h" % (least - 1, least)),
@@ -484,7 +484,7 @@ def test_holder_that_also_has_a_working_gpu_is_spared():
 
 
 def bare(name, uuid, **more):
-    """Return a process that has the GPU's node open without a CUDA context."""
+    """Return a process that has a GPU's node open, but no CUDA context."""
     return holder(name, uuid, kind="device_handle", pid=99, **more)
 
 
@@ -500,7 +500,7 @@ def test_bare_handle_does_not_spare_a_unit():
     second["holders"].append(bare("hub.service", "GPU-a-1", started_seconds=young))
     found = reclaim({"a": state(first, second)}, IDLE)
     assert (found["hub.service"].gpus, found["hub.service"].spared) == (("GPU-a-0",), "")
-    # The process with the bare handle is still listed as a holder.
+    # The list of holders still has the process with the bare handle.
     assert any(str(bare("hub.service", "GPU-a-0")["who"]) == who for who in found["hub.service"].holders)
 
 
@@ -539,7 +539,7 @@ def test_containers_and_instances_are_listed():
     assert set(found) == {"notebook", "x.service"}
     assert (found["notebook"].kind, found["notebook"].runtime) == ("container", "podman")
     assert found["x.service"].gpus == ("GPU-a-1 1",) and not found["x.service"].spared
-    # The power of the whole GPU at rest helps to judge its instances.
+    # With the power of the whole GPU at rest, its instances can be judged.
     assert (found["notebook"].rest_watts, found["x.service"].rest_watts) == ({}, {"GPU-a-1": 75.0})
 
 
@@ -584,7 +584,7 @@ def test_proposal_is_readable_for_owner_and_group_only(tmp_path, no_umask):
         assert len(found) == 5 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o640}
         folders = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_dir()}
         assert folders == {0o750}
-        # An earlier release wrote these files.
+        # Files of an earlier release exist.
         for path in found:
             path.chmod(0o644)
 

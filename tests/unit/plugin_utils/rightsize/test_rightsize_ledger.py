@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposal has the ledger of the audit, and steps in a possible order."""
+"""Check that a proposal has the audit's ledger, and steps in a possible order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORDS = ("oversized_memory", "oversized_compute")
 
 
 def random_request(seed):
-    """Return (request, audit) for a random fleet with fixed profiles."""
+    """Return the request and the audit of a random fleet with fixed profiles."""
     chance = random.Random(seed)
     states, words, said = {}, {}, {}
     for host in map("h{}".format, range(chance.randint(1, 3))):
@@ -72,7 +72,10 @@ def money_of(text):
 
 
 def tables(page):
-    """Yield the rows of each table with a total, as lists of cells without markup."""
+    """Yield the rows of each table that has a total.
+
+    A row is a list of cells without markup.
+    """
     for table in re.findall(r"<table>(.*?)</table>", page, re.S):
         rows = [
             [re.sub(r"<[^>]+>", " ", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)]
@@ -94,7 +97,7 @@ def test_savings_add_up_over_random_fleets(seed, monkeypatch):
     saved = (then["free"].cost_per_month or 0) - (before["free"].cost_per_month or 0)
     assert saved == sum(change.saved_per_month or 0 for change in proposal.hosts) == (proposal.saved_per_month or 0)
     assert proposal.saved_gpus == then["free"].gpus - before["free"].gpus
-    # A smaller part never uses more.
+    # A workload in a smaller part never uses more than before.
     assert then["in_use"].gpus <= before["in_use"].gpus and then["resizable"].gpus <= before["resizable"].gpus
     page = report_html.to_text(proposal)
     found = list(tables(page))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parts of right-sizing: options, modes of sharing, kept entries, risks."""
+"""Test parts of right-sizing: options, modes of sharing, kept entries, risks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GIB = 1 << 30
 H100, L40S, T4 = "H100-80GB", "L40S-48GB", "T4-16GB"
 
 
-#: For these verdicts, the history shows what a workload needs, or that it needs nothing.
+#: With these verdicts, the history shows what the workload needs, or that it needs nothing.
 TELLING = ("idle", "saturated", "oversized_memory", "oversized_compute", "free", "right")
 
 
@@ -74,7 +74,7 @@ def test_first_matching_entry_is_used():
     other = wish_of(found, ["train", "b-gpu0"])
     assert (other.isolation, other.memory_bytes, other.latency) == ("quota", 8 * GIB, "normal")
     assert other.where == "gpu_rightsize_workloads of a[1]"
-    # A workload without a setting gets hardware isolation.
+    # A workload without settings gets hardware isolation.
     assert wish_of(found[:1], ["train"]).isolation == "hardware"
 
 
@@ -144,8 +144,8 @@ def test_limits_and_sizing_are_checked():
 @pytest.mark.parametrize(
     ("wish", "asked", "model", "mode", "shape"),
     [
-        # With hardware isolation, a workload gets the smallest instance with enough memory and slices. If none is large
-        # enough, it gets the whole GPU.
+        # With hardware isolation, a workload gets the smallest instance with enough memory and slices, or else the
+        # whole GPU.
         ({}, need(8, 5), H100, "mig", mig("1g.10gb")),
         ({}, need(8, 20), H100, "mig", mig("2g.20gb")),
         ({}, need(18, 10), H100, "mig", mig("1g.20gb")),
@@ -153,16 +153,16 @@ def test_limits_and_sizing_are_checked():
         ({}, need(60, 10), H100, "exclusive", WHOLE),
         ({}, need(8, 70), H100, "exclusive", WHOLE),
         ({}, need(8, 5), L40S, "exclusive", WHOLE),
-        # With isolation by quota, a workload becomes a tenant unless it needs low latency.
+        # With isolation by quota, a workload becomes a tenant, unless it needs low latency.
         ({"isolation": "quota"}, need(8, 5), L40S, "vgpu", share("vgpu", 8192, 5)),
         ({"isolation": "quota", "latency": "low"}, need(8, 5), H100, "mig", mig("1g.10gb")),
         ({"isolation": "quota", "latency": "low"}, need(8, 5), L40S, "exclusive", WHOLE),
-        # Without isolation, batch workloads get time slicing, and other workloads get MPS.
+        # Without isolation, batch workloads get time slicing, and all other workloads get MPS.
         ({"isolation": "none", "latency": "batch"}, need(8, 5), L40S, "time_slicing", share("time_slicing", 8192, 5)),
         ({"isolation": "none"}, need(8, 5), L40S, "mps", share("mps", 8192, 5)),
         ({"isolation": "none", "latency": "low"}, need(8.1, 31), T4, "mps", share("mps", 8448, 35)),
         ({"isolation": "none"}, need(60, 5), L40S, "exclusive", WHOLE),
-        # Settings in the inventory take precedence over the derived mode.
+        # A mode in the inventory takes precedence over the derived mode.
         ({"mode": "exclusive"}, None, H100, "exclusive", WHOLE),
         ({"profile": "1g.10gb"}, None, H100, "mig", mig("1g.10gb")),
         ({"mode": "vgpu"}, need(8, 5), H100, "vgpu", share("vgpu", 8192, 5)),
@@ -225,7 +225,7 @@ NEW = {"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}
 
 
 def now(layout):
-    """Return the state of a host with four GPUs on which a layout was applied."""
+    """Return the state of a host with four GPUs after a layout was applied."""
     parsed = parse_layout(layout)
     return HostToday({}, Host("580.65.06", "", None, True, GPUS), parsed, resolved(parsed, GPUS))
 
@@ -318,5 +318,5 @@ def test_number_of_points_is_limited_for_any_window(start, seconds):
     grid = Grid.of(Window(start, start + seconds))
     assert 1 <= len(grid.times) <= MOST_POINTS
     assert grid.step % 300 == 0 and grid.end <= start + seconds
-    # At each end of the window, less than one step is left out.
+    # The grid leaves out less than one step at each end of the window.
     assert grid.times[-1] > start + seconds - grid.step and (grid.times[0] < start + grid.step or len(grid.times) == 1)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Propose numbers of GPUs for leases from histories."""
+"""Propose from histories how many GPUs leases need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def proposed(leased=0.0, waiting=0.0, offered=2.0, gpus=2, policy=None):
 
 
 def at_times(value, count, other=0.0):
-    """Return `value` at `count` of the times."""
+    """Return a series with `value` at `count` of the times, and `other` at the rest."""
     return [value] * count + [other] * (STEPS - count)
 
 
@@ -33,7 +33,7 @@ def test_unused_pool_needs_no_gpu():
 
 @pytest.mark.parametrize("count,gpus", [(9, 1), (11, 3)])
 def test_rare_need_is_left_to_the_queue(count, gpus):
-    """Cover the need of 99 % of the time."""
+    """Propose the GPUs that cover the need in 99 % of the time."""
     assert proposed(leased=at_times(2.0, count, 1.0), waiting=at_times(1.0, count)).proposed_gpus == gpus
 
 
@@ -42,7 +42,7 @@ def test_more_confidence_covers_rare_needs():
 
 
 def test_gpus_with_fixed_instances_offer_less():
-    # Half of each GPU is for leases, so a need of one GPU takes two.
+    # Leases have half of each GPU, so a need of one GPU takes two GPUs.
     assert proposed(leased=1.0, offered=1.0, gpus=2).proposed_gpus == 2
     assert proposed(leased=1.1, offered=1.0, gpus=2).proposed_gpus == 3
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing of fleets: limited changes, and workloads that take turns."""
+"""Right-size fleets with limited changes, and with workloads that take turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.audit.rightsize_fleets import H100, today
 
 
 def small(gpus, profile="1g.10gb"):
-    """Return decisions that give each workload one small instance."""
+    """Return the decision for each workload to get one small instance."""
     return {one.name: Decision("mig", mig(profile), "small") for each in gpus for one in each.occupants}
 
 
@@ -82,7 +82,7 @@ def test_moves_are_limited_and_the_rest_is_reported(bound):
     done = rearrange(found, small(found), Limits(most_moved=bound, seconds=60))
     moved = sum(len(answer.moved) for answer in done.answers)
     assert moved <= bound
-    # On one host, two moves free one GPU, and three moves free two GPUs.
+    # On each host, two moves free one GPU, and three moves free two GPUs.
     assert sum(answer.saved for answer in done.answers) == {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 3}[bound]
     assert bool(done.notes) == (len(done.answers) < 2)
 
@@ -128,7 +128,7 @@ def test_layouts_refused_by_the_planner_are_not_proposed():
 def courses(hours):
     """Return two weeks of workloads that are busy for eight hours a day.
 
-    `hours` maps each workload to the hour at which it starts.
+    `hours` has the hour at which each workload starts.
     """
     times = np.arange(0, 14 * 86400, 600)
     of_day = times / 3600 % 24
@@ -195,7 +195,7 @@ def test_any_proposal_keeps_all_workloads_and_is_valid(kinds, free, bound):
     entries, changed = done.entries("a")
     layout = merged(host, entries, changed)
     plan, _lines = planned(layout, gpus, "580.65.06")
-    # The output shows each GPU exactly once, with its content.
+    # The plan must show each GPU exactly once, with its new content.
     assert sorted(each.gpu.index for each in plan.gpus) == list(range(len(gpus)))
     then = {each.key[1]: [] for each in found}
     for standing in done.standing().values():

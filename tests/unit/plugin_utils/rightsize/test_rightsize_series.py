@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Histories from Prometheus: their number of points, and their values."""
+"""Read histories from Prometheus: the number of their points, and their values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def occupant(number, shape=WHOLE, instance="", memory=None, **wish):
 class Server:
     """Answer `value` (a function of time) for every queried GPU and step.
 
-    Queries for more than `refuse` GPUs are too large.
+    A query for more than `refuse` GPUs is too large.
     """
 
     name = "http://p"
@@ -169,7 +169,7 @@ def test_tenant_is_sized_only_in_memory():
     need = need_of_tenant(occupant(0, quota, memory=memory), Policy())
     assert need.compute_percent == 30 and need.memory_bytes == pytest.approx(8 * GIB * 1.3)
     assert need_of_tenant(occupant(0, quota, memory=memory), Policy(), 0.5).memory_bytes == 12 * GIB
-    # The workload ran within its quota, so it never needs more than the quota.
+    # The workload ran within its quota, so its need is never more than the quota.
     full = Stat(14.0 * DAY, 1.0, max=16.0 * GIB)
     assert need_of_tenant(occupant(0, quota, memory=full), Policy()).memory_bytes == 16 * GIB
     assert "too little data" in need_of_tenant(occupant(0, quota, memory=Stat(3600.0, 1.0, max=1.0)), Policy())

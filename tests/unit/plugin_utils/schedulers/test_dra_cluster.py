@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Change a cluster for nodes with NVIDIA's DRA driver, and undo the change."""
+"""Change a cluster for nodes with NVIDIA's DRA driver, and undo this change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLICED = {"gpus": [2], "sharing": "time_slicing", "time_slicing": {"slice": "lon
 WHOLE = {"gpus": [3], "sharing": "exclusive"}
 MIXED = [MIG, MPS, SLICED, WHOLE]
 LABEL = "openfleet.gpu/backend"
-# The labels that keep the GPU operator from changing the layout.
+# These labels keep the GPU operator from changing the layout.
 GUARD = {"nvidia.com/gpu.deploy.mig-manager": "false", "nvidia.com/mig.config": "managed-by-openfleet-gpu"}
 OWNED = {"app.kubernetes.io/managed-by": "openfleet.gpu"}
 SELECTOR = "dra-driver-nvidia-gpu-component=kubelet-plugin"
@@ -38,11 +38,11 @@ SELECTOR = "dra-driver-nvidia-gpu-component=kubelet-plugin"
 def mapping(layout=MIXED, instances=(), name="n1"):
     """Return the mapping of a host with four H100.
 
-    `instances` are (GPU, profile, number) of its current instances.
+    `instances` lists the current instances as (GPU, profile, number).
     """
     found = kubernetes_mapping(layout, "nvidia_dra", expected_gpus=["H100-80GB"] * 4, node=name)
     assert not found["problems"], found["problems"]
-    # The DRA driver reports UUIDs. The expected GPUs in this test have none.
+    # The expected GPUs have no UUIDs, so add the UUIDs that the DRA driver would report.
     text = json.dumps(found)
     partitioned = {gpu for gpu, _profile, _number in instances}
     found = json.loads(text)
@@ -62,7 +62,7 @@ def node(labels=None, allocatable=None, annotations=None, name="n1"):
 
 
 def resource_slice(devices, name="n1", generation=1, pool=None):
-    """Return a ResourceSlice with devices by UUID, in the form of the DRA driver."""
+    """Return a ResourceSlice with devices by UUID, as the DRA driver writes it."""
     items = []
     for number, (uuid, resource) in enumerate(devices.items()):
         attributes = {"uuid": {"string": uuid}, "type": {"string": "gpu"}}
@@ -106,12 +106,12 @@ def changes(found, at, *objects, namespaces=("team",), name="n1"):
 
 
 def written(found):
-    """Return the objects of a first run in the form in which the API stores them."""
+    """Return the objects of a first run as the API stores them."""
     return copy.deepcopy([each for each in found["write"] if each["kind"] != "DaemonSet"])
 
 
 def follows(found):
-    """Return the node, the ResourceSlice and the other objects that match the mapping."""
+    """Return a node, a ResourceSlice and other objects that match the mapping."""
     first = changes(found, node(), GATED)
     ready = node({LABEL: "nvidia_dra", **GUARD}, annotations=first["annotations"])
     return ready, [resource_slice(found["devices"]), GATED, *written(first)]
@@ -154,7 +154,7 @@ def test_a_template_has_the_claim_of_its_entry():
 
 @pytest.mark.parametrize(("name", "label"), [("n1", "n1"), ("n" * 62 + ".example", "n" * 62)])
 def test_a_template_has_a_label_of_its_node(name, label):
-    """Shorten a long name to a label value.
+    """Shorten a long node name to a label value.
 
     A label value has at most 63 characters, and ends with a letter or digit.
     """
@@ -167,14 +167,14 @@ def test_a_template_has_a_label_of_its_node(name, label):
 def test_matching_node_needs_nothing():
     planned = mapping(instances=NOW)
     ready, objects = follows(planned)
-    # The API stores an object with added defaults.
+    # The API adds defaults to the objects that it stores.
     objects[-1]["spec"]["spec"]["devices"]["requests"][0]["exactly"].update(allocationMode="ExactCount", count=1)
     found = changes(planned, ready, *objects)
     assert found["in_step"] and found["lines"] == [] and not found["restart"]
 
 
 def test_published_devices_of_removed_instances_need_a_restart():
-    # The instances are new, but have the same profile and number.
+    # The slice lists removed instances. The new instances have the same profiles and numbers.
     planned = mapping(instances=NOW)
     ready, objects = follows(planned)
     stale = resource_slice(mapping(instances=((0, "3g.40gb", 1), (0, "1g.10gb", 2), (0, "1g.10gb", 7)))["devices"])
@@ -284,7 +284,7 @@ def test_gpus_are_not_offered_by_two_components():
 
 
 def test_label_of_the_earlier_backend_gets_its_earlier_value():
-    """Move a node from the device plugin to the DRA driver."""
+    """Move a node from the device plugin to the DRA driver, and restore its label."""
     config, record = "nvidia.com/device-plugin.config", "openfleet.gpu/labels-before"
     key = "openfleet-26e351e766763919"
     before = {config: "default", **dict.fromkeys(GUARD)}
@@ -295,7 +295,7 @@ def test_label_of_the_earlier_backend_gets_its_earlier_value():
     assert found["labels"] == {LABEL: "nvidia_dra", config: "default"}
     assert json.loads(found["annotations"][record]) == {LABEL: "none", **dict.fromkeys(GUARD)}
     assert "node n1: label %s: default (was %s)" % (config, key) in found["lines"]
-    # A label that was new is removed, and one that someone else has changed is kept.
+    # A label that the plugin added is removed. A label that someone else has changed is kept.
     new = node(labels, annotations={record: json.dumps({**before, config: None})})
     assert changes(mapping(), new, GATED)["labels"][config] is None
     other = node({**labels, config: "mine"}, annotations={record: json.dumps(before)})
@@ -385,7 +385,7 @@ def test_classes_that_only_removed_nodes_need_are_deleted():
 
 @pytest.mark.parametrize("phase", ["Pending", "Running"])
 def test_removal_is_refused_while_pods_have_claims(phase):
-    # The kubelet asks the driver to release a claim, and keeps the pod until the driver has answered.
+    # The kubelet asks the driver to release a claim, and keeps the pod until the driver answers.
     ready, objects = follows(mapping(instances=NOW))
     pods = [*objects, claim("device-1"), pod_with(phase=phase)]
     found = kubernetes_removal("n1", [ready], backend="nvidia_dra", objects=pods)

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A gpu_layout with each scheduler backend.
+"""Map a gpu_layout with each scheduler backend.
 
-The results match the table and the rules of docs/kubernetes-mapping.md.
+The results must match the table and the rules of docs/kubernetes-mapping.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.registry 
 
 pytestmark = pytest.mark.core
 
-#: The tests know the exact answers of these backends. Tests of all backends iterate over KEYS.
+#: The tests list the exact answers of these backends. Tests of all backends iterate over KEYS.
 DEVICE_PLUGIN, DRA, HAMI, VOLCANO = EXACT = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
 
 GIB = 1 << 30
@@ -65,9 +65,9 @@ PAIRS = list(itertools.permutations(range(len(ENTRIES)), 2))
 
 
 def layout(*entries):
-    """Return a layout with one entry per GPU, by index.
+    """Return a layout in which the first entry is for GPU 0, and so on.
 
-    If an entry is None, the GPU is left out.
+    If an entry is None, the layout leaves out the GPU.
     """
     return parse_layout([dict(entry, gpus=[index]) for index, entry in enumerate(entries) if entry])
 
@@ -88,7 +88,7 @@ def vgpu(**changes):
 
 @lru_cache(maxsize=None)
 def mapped_pair(backend, first, second):
-    """Map a node that has two GPUs. The arguments are positions in ENTRIES."""
+    """Map a node with two GPUs. The arguments are positions in ENTRIES."""
     return mapped(backend, ENTRIES[first], ENTRIES[second])
 
 
@@ -119,9 +119,9 @@ def test_whole_gpu_with_each_backend(entry, by_device_plugin, by_dra, by_hami, b
 
 
 def test_each_sharing_is_in_the_table_of_backends():
-    """Find kinds of sharing that a backend's table lacks.
+    """Check that each backend's table has every kind of sharing.
 
-    The device plugin and DRA would offer such a GPU as an unshared one.
+    The device plugin and DRA would offer a GPU with an unknown kind as an unshared GPU.
     """
     assert {entry["sharing"] for entry in ENTRIES if entry} == set(SHARINGS)
 
@@ -152,7 +152,7 @@ def test_the_backends_that_a_refusal_names_offer_the_entry(backend):
                 places = {each.where for each in (*found.refusals, *found.left_out)}
                 assert (other in refused.backends) == (other != backend and refused.where not in places)
             named += len(refused.backends)
-    # A backend for leases leaves out entries without leases, and refuses none.
+    # Backends for leases are an exception: they leave out entries without leases, and refuse none.
     assert named or backend_of(backend).leases
 
 
@@ -312,7 +312,7 @@ def test_mps_is_for_the_whole_node(other):
 def seen(gpu, *instances):
     """Return the GPU in MIG mode with these instances.
 
-    Each instance is a profile and the slices of its compute instances.
+    An instance is a profile, and the slices of its compute instances.
     """
     found = tuple(
         GpuInstance(
@@ -351,7 +351,7 @@ def test_a_configuration_is_named_by_its_content():
     others = [mapped(DEVICE_PLUGIN, entry).config for entry in (EXCLUSIVE, MIG, MPS)]
     names = {config_name(each) for each in (config, *others)}
     assert len(names) == 4
-    # This name is used as a ConfigMap key and as a label value.
+    # The name becomes a key of a ConfigMap and the value of a label.
     assert all(re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]", name) for name in names)
 
 
@@ -428,7 +428,7 @@ def test_templates_are_named_by_node_sharing_gpus_and_profile():
         "node-a-mps-2",
         "node-a-mig-3-3g.40gb-mps",
     ]
-    # If UUIDs were missing, a claim would also select GPUs of other entries.
+    # Without UUIDs, a claim could also get GPUs of other entries, so there is no template.
     unknown = offer_node(layout(EXCLUSIVE), H100[:1], DRA, "node-a")
     assert [request.template for request in unknown.requests] == [""]
 

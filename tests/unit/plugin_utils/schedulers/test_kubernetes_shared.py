@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change objects that the nodes of a cluster share.
 
-These are quotas, HyperNodes, and the ConfigMaps of Volcano's scheduler and vGPU plugin.
+Such objects are quotas, HyperNodes, and the ConfigMaps of Volcano's scheduler and vGPU plugin.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ configurations: []
 def row(host, layout=None, backend="nvidia_device_plugin", **more):
     """Return the variables of a host with two H100.
 
-    Without a layout, the run does not plan it.
+    Without a layout, the run makes no plan for the host.
     """
     found = {"inventory_hostname": host, "gpu_kubernetes_backend": backend, **more}
     if layout:
@@ -65,7 +65,7 @@ def row(host, layout=None, backend="nvidia_device_plugin", **more):
 
 
 class Cluster:
-    """The objects of an API server. `missing` are API versions that it does not have."""
+    """The objects of an API server. `missing` has the API versions that it lacks."""
 
     def __init__(self, *objects, missing=()):
         self.objects, self.missing = list(objects), missing
@@ -148,7 +148,7 @@ def test_each_team_gets_a_queue_with_its_quota_and_one_in_each_namespace(cluster
     assert limits["team-a"][SMALL] == ("3", "0")
     assert limits["team-a"]["nvidia.com/gpu"] == ("0", "0")
     assert limits["team-b"][SMALL] == ("1", None)
-    # Kueue admits no job that requests a resource that its queue does not cover.
+    # Kueue refuses a job that requests a resource which its queue does not cover.
     assert {"cpu", "memory", "ephemeral-storage"} <= set(limits["team-b"])
     assert queues["team-a"]["namespaceSelector"]["matchExpressions"][0]["values"] == ["a", "a-dev"]
 
@@ -167,7 +167,7 @@ def test_a_team_that_leaves_loses_its_objects_and_a_namespace_can_change_its_tea
     cluster.apply(cluster.plan(rows, quotas=QUOTAS))
     moved = {"team-b": {**QUOTAS["team-b"], "namespaces": ["b", "a"]}}
     changes = cluster.plan(rows, quotas=moved)
-    # The team of a LocalQueue is immutable, so it is created again.
+    # The team of a LocalQueue cannot be changed, so the queue is created again.
     assert [key(each) for each in changes["delete"]] == [
         ("LocalQueue", "a-dev", "default"),
         ("ClusterQueue", "", "team-a"),
@@ -202,7 +202,7 @@ def test_a_cluster_without_the_kinds_is_told_what_to_install(cluster, missing):
     [problem] = changes["problems"]
     assert missing in problem
     assert ("Kueue 0.15 or later" in problem) == missing.startswith("kueue") == ("Volcano" not in problem)
-    # Nothing to remove is no problem.
+    # If there is nothing to remove, this is no problem.
     assert cluster.plan([row("n1", MIG)], quotas={}, hypernodes=True)["in_step"]
 
 
@@ -221,7 +221,7 @@ def test_nodes_outside_of_the_run_count_with_what_they_offer(cluster):
     cluster.objects[0] = node("n1", **{SMALL: "1", "nvidia.com/mig-7g.80gb": "1"})
     assert not [line for line in cluster.plan([row("n1", MIG)], quotas=quotas)["lines"] if "add up" in line]
     old = {"team-a": {"namespaces": ["a"], "resources": {"nvidia.com/mig-7g.80gb": 1}}}
-    # The run changes the layout of n1, so its current resources do not count.
+    # This run changes the layout of n1, so the current resources of n1 do not count.
     assert cluster.plan([row("n1", MIG)], quotas=old)["problems"]
     assert not cluster.plan([row("n1")], quotas=old)["problems"]
 
@@ -338,7 +338,7 @@ def test_deviceshare_is_added_to_the_scheduler_without_other_changes():
     changes = cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER)
     found = written(changes, "volcano-scheduler-configmap")
     assert "ConfigMap %s: add the plugin deviceshare" % SCHEDULER in changes["lines"]
-    # The API refuses the request if another program has changed the ConfigMap meanwhile.
+    # With this version, the API refuses the request if another program has changed the ConfigMap meanwhile.
     assert found["metadata"]["resourceVersion"] == "7"
     assert list(found["data"]) == ["volcano-scheduler.conf"]
     text = found["data"]["volcano-scheduler.conf"]
@@ -420,7 +420,7 @@ def test_removal_of_the_last_node_restores_the_scheduler():
 
 
 def entries(data, **nodes):
-    """Return config.json after the role has merged the entries of nodes."""
+    """Return config.json after the role has merged the entries of these nodes."""
     found = node_entries({"data": {"config.json": json.dumps(data)}}, entries=nodes, backend="volcano_vgpu")
     assert found["problem"] == ""
     return json.loads(found["content"])
@@ -435,7 +435,7 @@ def test_entries_of_other_nodes_are_kept():
 
 
 def test_entries_are_merged_as_the_plugin_reads_them():
-    # Go treats keys that differ only in case as equal.
+    # If keys differ only in case, Go treats them as equal.
     present = {"NodeConfig": [{"Name": "n1", "deviceSplitCount": 9, "libcudaloglevel": "3"}, {"name": "n1"}]}
     found = changes_of(vgpu_node("Reported"), given=given(present))["data"]
     [entry] = json.loads(found["config.json"])["NodeConfig"]
@@ -470,7 +470,7 @@ def vgpu_node(handshake=None, labels=None, number=8):
 def changes_of(current, layout=SHARED, **more):
     """Return the changes of a node.
 
-    Without `given`, the ConfigMap already has the node's entry.
+    If `given` is missing, the ConfigMap already has the node's entry.
     """
     planned = row("n1", layout, "volcano_vgpu")["gpu_kubernetes_planned"]
     present = more["given"] if "given" in more else given(planned["config"])
@@ -496,7 +496,7 @@ def test_a_changed_configuration_restarts_the_plugin():
     changes = changes_of(vgpu_node("Reported", labelled, number=16), other)
     assert list(changes["labels"]) == ["openfleet.gpu/vgpu-config"] and changes["restart"]
     assert not changes_of(vgpu_node("Reported", labelled))["restart"]
-    # Someone has changed the entry, but not the label.
+    # Another program has changed the entry, but not the label.
     edited = changes_of(vgpu_node("Reported", labelled), given=given({"nodeconfig": [{"name": "n1"}]}))
     assert edited["restart"] and edited["lines"] == ["ConfigMap ns/cm: write the entry of node n1"]
 

@@ -124,7 +124,7 @@ def test_cluster_without_the_gate_offers_tenants_with_a_warning():
 def test_gpus_with_leases_are_not_offered_again(backend):
     layout = [{"gpus": "all", "sharing": "shared"}]
     planned = mapping(layout, backend)
-    # Expected GPUs have no UUIDs.
+    # The expected GPUs have no UUIDs, so add some.
     for gpu in planned["offered"]:
         gpu["uuid"] = "GPU-%d" % gpu["index"]
     config_map = {"data": {"config.json": '{"nodeconfig": []}'}}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refuse GPUs that another scheduler or another component of the cluster offers."""
+"""Refuse GPUs that another scheduler or another part of the cluster offers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOLCANO = {
 
 
 def mapping(backend, layout=SHARED):
-    """Return the mapping of a host with four H100 with UUIDs, as with a driver."""
+    """Return the mapping of a host with four H100, which have UUIDs as with a driver."""
     found = kubernetes_mapping(layout, backend, expected_gpus=["H100-80GB"] * 4, node="n1")
     assert not found["problems"], found["problems"]
     return {**found, "offered": [{**gpu, "uuid": GPUS[gpu["index"]]} for gpu in found["offered"]]}
@@ -70,7 +70,7 @@ def indexes(gpus):
     [
         ("nvidia_device_plugin", SHARED, [0, 1, 2, 3]),
         ("nvidia_dra", SHARED, [0, 1, 2, 3]),
-        # HAMi-core cannot share an exclusive GPU.
+        # HAMi-core does not share exclusive GPUs.
         ("hami", SHARED, [2, 3]),
         ("volcano_vgpu", SHARED, [2, 3]),
         ("nvidia_dra", [{"gpus": [0], "sharing": "mig", "mig": []}], [1, 2, 3]),
@@ -143,7 +143,7 @@ def test_without_a_registration_all_gpus_of_the_node_are_refused():
     [
         ("nvidia_device_plugin", PLUGIN, {}),
         ("hami", {"nvidia.com/gpu": "20"}, HAMI),
-        # HAMi's plugin offers GPUs before it registers them.
+        # HAMi's plugin offers GPUs even before it registers them.
         ("hami", {"nvidia.com/gpu": "20"}, {}),
         ("volcano_vgpu", {"volcano.sh/vgpu-number": "20"}, VOLCANO),
     ],

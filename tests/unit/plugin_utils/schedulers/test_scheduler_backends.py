@@ -31,7 +31,7 @@ LAYOUTS = (
 
 
 class Counted(KubernetesBackend):
-    """A test backend without a ConfigMap."""
+    """A backend for tests, without a ConfigMap."""
 
     key = "counted"
     applies = True
@@ -47,7 +47,7 @@ def test_each_key_of_the_registry_has_a_class_with_that_key(key):
 
 @pytest.mark.parametrize("key", registry.KEYS)
 def test_pods_are_listed_before_their_claims(key):
-    """List pods first, because the module reads the claims that they name.
+    """List pods first, because the module reads only claims that these pods name.
 
     Otherwise, a removal would not see pods with claims.
     """
@@ -144,7 +144,7 @@ def refusals(key, layout):
 
 @pytest.mark.parametrize("key", registry.KEYS)
 def test_a_backend_that_writes_labels_can_remove_them(key):
-    # If a record has labels that the backend does not use, it counts as unreadable and blocks the next run.
+    # A record must not have labels that the backend does not use. It would count as unreadable, and block the next run.
     backend = registry.backend(key)
     offered = [layout for layout in LAYOUTS if not refusals(key, layout)]
     assert offered
@@ -159,7 +159,7 @@ def test_a_backend_that_writes_labels_can_remove_them(key):
 
 
 def test_a_backend_without_a_config_map_restarts_no_plugin():
-    # The role has the same default namespace and default selector as NVIDIA's device plugin.
+    # This role and NVIDIA's device plugin have the same default namespace and selector.
     offer = {"labels": Counted.fixed_labels, "config_name": "", "config": {}, "resources": {"example.com/gpu": 2}}
     place = Place("n1", "ns", "cm")
     node = {"metadata": {"name": "n1", "labels": {}}, "status": {"allocatable": {"example.com/gpu": "1"}}}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Conditions under which site.yml continues without hosts that have no plan."""
+"""Test when site.yml continues without hosts that have no plan."""
 
 from __future__ import annotations
 

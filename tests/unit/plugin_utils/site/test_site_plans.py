@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Output of site.yml after it made plans, and for an inventory without hosts."""
+"""Test the output of site.yml after the plans, and for an inventory without hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUPS = ["gpu_hosts", "gpu_monitoring", "gpu_audit"]
 
 
 def result(*lines, changed=1):
-    """Return a module result. A line that belongs to a GPU is given as (index, text)."""
+    """Return a module result. A line about a GPU is given as (index, text)."""
     told = [
         {"text": line} if isinstance(line, str) else {"index": line[0], "uuid": UUIDS[line[0]], "text": line[1]}
         for line in lines
@@ -54,7 +54,7 @@ def test_fleet_without_changes_is_one_line():
 def test_blocking_holders_are_named():
     held = {"what": "gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process)", "who": ["pid 7 (python3 train.py)", "pid 8"]}
     tenant = {"what": "vgpu a", "who": ["pid 9"]}
-    # If only daemons or tenants change, no GPU counts as changed.
+    # Only a daemon and a tenant change here, so no GPU counts as changed.
     busy = dict(result((1, "nothing to do"), changed=0), busy=[held, tenant])
     assert plans({"one": busy}) == {
         "one": [
@@ -71,7 +71,7 @@ def test_many_blocking_holders_are_shortened():
     assert len(found) == 22
     assert found[-2].startswith("blocking: gpu 0 (GPU-5c89d3fa): 1g.10gb@19 ") and found[-1] == "blocking: 3 more"
     assert found[1].count("pid 7") == 20 and found[1].endswith(", 5 more")
-    # Only the first elements of a longer list are read.
+    # If a list is longer, only its first elements are read.
     crowd = [{"what": "gpu 0: 7g.80gb@0", "who": ["pid 7"] * 5000}] * 5000
     found = plans({"one": dict(result((0, "disable MIG mode")), busy=crowd)})["one"]
     assert found[1].endswith(", at least 180 more") and found[-1] == "blocking: at least 180 more"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Roles selected by tags, and roles that must run together with another role."""
+"""Test roles that tags select, and roles that must run together with another role."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import yaml
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.site import tags
 
 SITE = yaml.safe_load((Path(__file__).resolve().parents[4] / "playbooks/site.yml").read_text(encoding="utf-8"))
-#: The tags of site.yml.
+#: The tags that site.yml knows.
 ROLES = SITE[0]["vars"]["gpu_site__tags"]
-#: Roles that run on every GPU host, even if no variable requests them.
+#: These roles run on every GPU host, even if no variable requests them.
 ALWAYS = {"gpu_layout"}
 LAYOUT = {"driver_present": True, "counts": {"gpus_changed": 0}}
 CHANGED = {"driver_present": True, "counts": {"gpus_changed": 1}}
@@ -46,7 +46,7 @@ def test_selected_roles(run, skip, selected):
 
 
 def test_each_tag_has_variables_or_a_group_that_request_its_role():
-    # The tag of a role without such variables or a group is accepted even if no host uses the role.
+    # For a role with neither variables nor a group, the tag is accepted even if no host uses the role.
     assert {*tags._ASKED_BY, *tags._GROUPS, *ALWAYS} == set(ROLES)
 
 

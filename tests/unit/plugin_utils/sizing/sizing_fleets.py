@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Histories for sizing tests: a sample every five minutes from midnight UTC."""
+"""Make histories for sizing tests.
+
+The histories have a sample every five minutes from midnight UTC.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import 
 GIB = 2.0**30
 STEP = 300
 DAY = 86400 // STEP
-#: 2026-11-16 00:00 UTC, a Monday.
+#: Monday, 2026-11-16 00:00 UTC.
 START = 1794787200.0
 
 
 def fleet(duty, gib, card=None, names=None):
-    """Return a fleet from rows of percent and rows of GiB.
+    """Return a fleet from rows of percent and rows of GiB, one for each workload.
 
-    A row is a constant or a sequence. The longest sequence determines the length.
+    A row is a constant or a sequence. The length is that of the longest sequence.
     """
     length = max(len(row) for row in (*duty, *gib) if np.ndim(row))
     tables = [np.array([np.broadcast_to(np.asarray(row, float), (length,)) for row in table]) for table in (duty, gib)]
@@ -28,7 +31,7 @@ def fleet(duty, gib, card=None, names=None):
 
 
 def hours(days, *spans, high=80.0, low=0.0):
-    """Return a row with the value `high` during each span of hours, every day."""
+    """Return a row that has the value `high` in each span of hours, every day."""
     hour = np.arange(round(days * DAY)) * STEP / 3600 % 24
     return np.where(np.any([(hour >= start) & (hour < end) for start, end in spans], axis=0), high, low)
 

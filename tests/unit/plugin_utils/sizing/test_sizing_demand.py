@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The need of a workload, its confidence, and gaps in its history."""
+"""Compute a workload's need and its confidence, also from gaps in the history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def only(found):
 def row(values, length=DAY):
     """Return `length` samples.
 
-    If fewer values are given, the last value is repeated.
+    If `values` has fewer values, its last value is repeated.
     """
     values = list(values)
     return np.array([*values, *[values[-1]] * (length - len(values))], float)
@@ -104,7 +104,7 @@ def test_observed_hours_of_the_day_count_once():
 def test_single_sample_of_memory_counts():
     """Count a single sample of memory.
 
-    No percentile would include one sample of 2880.
+    A percentile would not include one sample of 2880.
     """
     memory = np.full(10 * DAY, 10.0)
     memory[1234] = 30
@@ -121,7 +121,7 @@ def test_reported_margin_is_the_added_one():
 
 
 def test_workload_that_hardly_worked_keeps_its_memory():
-    """Keep the memory of a workload with few cycles of work in many days."""
+    """Keep the memory of a workload that worked only a few times in many days."""
     rarely = np.zeros(14 * DAY)
     rarely[::1000] = 50
     demand = only(demands(fleet([rarely], [np.full(14 * DAY, 10.0)], 48)))
@@ -154,7 +154,10 @@ def test_more_days_never_raise_the_margin(one, other):
 @few
 @given(st.integers(0, 10**6), st.sampled_from([2, 5]))
 def test_needs_do_not_depend_on_the_speed_of_the_workloads(seed, times):
-    """Stretch the time of a history whose work starts often enough."""
+    """Check that needs stay the same if a history runs slower.
+
+    The work must start often enough.
+    """
     once = random_fleet(seed, 12, 1)
     slow = Fleet.of(once.names, once.times[0] + 300.0 * times * np.arange(DAY), once.duty, once.memory)
     working = [one for one in demands(once) if not one.unseen]
@@ -220,7 +223,7 @@ def working_share(found):
 def test_unseen_hours_are_planned_as_busy():
     """Plan unseen hours as busy.
 
-    Samples exist for half of a day, with little work. The other half may have the busy hours.
+    There are samples for half of a day, with little work. The busy hours may be in the other half.
     """
     assert working_share(fleet([hours(0.5, (3, 4))], [5.0]))[0] > 0.08
     quiet = np.where(np.arange(DAY // 2) % 10 == 0, 30.0, 0.0)

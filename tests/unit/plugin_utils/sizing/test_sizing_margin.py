@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The margin on memory, and the number of cycles of work."""
+"""Compute the margin on memory, and count the cycles of work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_hour_of_uninterrupted_work_is_a_cycle():
     assert count([50] * (HOUR + 1)) == 2
     assert count([*[50] * (2 * HOUR), 0, *[50] * HOUR]) == 3
     assert count(hours(7, (0, 24))) == 7 * 24
-    # If there is at most one sample per hour, each sample with work counts as a cycle.
+    # With at most one sample per hour, each sample with work is a cycle.
     assert count([50] * 5, step=7200) == 5
 
 
@@ -98,12 +98,12 @@ def test_higher_confidence_never_lowers_the_margin(seed, one, other):
 @few
 @given(st.integers(0, 10**6))
 def test_margin_holds_for_workloads_that_it_was_not_learnt_from(seed):
-    """Learn from 150 histories, and test on 150 others of the same kind."""
+    """Learn the margin from 150 histories, and test it on 150 others of the same kind."""
     chance = np.random.default_rng(seed)
     memory = chance.gamma(9.0, 1.0, (300, DAY // 4)).cumsum(axis=1) % 40 + 5 * chance.random((300, 1))
     policy = dataclasses.replace(POLICY, confidence=0.9, least_margin_ratio=0.0)
     learnt = margin(fleet([5.0] * 150, list(memory[:150])), policy).ratio
     half = memory.shape[1] // 2
     over = memory[150:, half:].max(axis=1) > memory[150:, :half].max(axis=1) * (1 + learnt)
-    # 10 % are expected. 20 % of 150 is four standard deviations more.
+    # 10 % may exceed their memory. With 150 workloads, 20 % would be four standard deviations more.
     assert over.mean() <= 0.2

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Errors in histories and policies are reported with their location.
+"""Report errors in histories and policies with their location.
 
-Missing samples stay missing.
+Samples that are missing stay missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workloads that share a card.
+"""Decide which workloads share a card.
 
-Workloads share a card only if they fit, their peaks do not coincide, their data is complete, and sharing saves enough.
+They share a card only if they fit, their peaks do not coincide, their data is complete, and sharing saves enough.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def test_half_a_day_does_not_prove_that_peaks_never_coincide():
 
 
 def test_quiet_half_of_a_day_does_not_fill_a_card():
-    """Keep workloads apart if half of the day is unknown.
+    """Keep workloads apart if half of the day has no samples.
 
-    Each workload runs for a short time now and then.
+    Each workload runs now and then for a short time.
     """
     quiet = [np.where(np.arange(DAY // 2) % 20 == i, 60.0, 0.0) for i in range(6)]
     known = [np.tile(row, 28) for row in quiet]
@@ -125,9 +125,9 @@ def test_quiet_half_of_a_day_does_not_fill_a_card():
 
 
 def test_memory_peaks_are_expected_to_coincide():
-    """Expect that peaks of memory coincide.
+    """Assume that the memory peaks of two workloads coincide some time.
 
-    Two workloads jump from 20 to 45 GiB at independent times, so both are high at the same time sooner or later.
+    Both workloads jump from 20 to 45 GiB at independent times, so sooner or later both need 45 GiB at once.
     """
     memory = [np.where(np.arange(2 * DAY) % 20 == i * 7, 45.0, 20.0) for i in range(2)]
     assert np.max(memory[0] + memory[1]) == 65
@@ -146,7 +146,7 @@ def test_two_maxima_always_fit_at_once():
     found = fleet([5.0] * 3, memory)
     assert share(found.part([0, 1]), 83 * GIB).gpus == 2
     assert share(found.part([0, 1]), 85 * GIB).gpus == 1
-    # The third workload counts with its usual memory. 40 + 40 + 20 GiB are used, and 5 % must be free.
+    # The third workload counts with its usual memory, so the card holds 40 + 40 + 20 GiB, and 5 % must stay free.
     assert share(found, 105 * GIB).gpus == 2
     assert share(found, 107 * GIB).gpus == 1
 
@@ -176,7 +176,7 @@ def test_result_can_be_empty():
 def test_without_savings_all_stay_exclusive():
     """Keep all workloads exclusive.
 
-    Each workload needs more than half of a card of any size, so sharing saves nothing.
+    Each workload needs more than half of any card, so sharing saves nothing.
     """
     for gib in (40, 48, 80):
         answer = share(fleet([np.full(DAY, 5.0)] * 5, [np.full(DAY, 0.45 * gib)] * 5, gib), gib * GIB)
@@ -206,7 +206,7 @@ def test_card_without_memory_is_refused(card):
 
 
 def fewest(sizes, capacity):
-    """Return the minimum number of bins, found by brute force."""
+    """Return the smallest number of bins by brute force."""
     items = sorted(sizes, reverse=True)
     for count in itertools.count(1):
         bins = [0] * count
@@ -238,7 +238,7 @@ def test_the_search_finds_the_fewest_cards_of_small_cases(sizes):
 
 
 def test_the_mean_of_all_cards_stays_within_its_limit():
-    """Limit the mean over all cards.
+    """Limit the mean saturation of all cards.
 
     A pair is saturated for 3 % of the time, and the mean may be 1 %. So a third of the cards may be pairs.
     """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller code asks the registry of techniques and names no technique itself."""
+"""Check that controller code uses the registry and names no technique itself."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.core
 
 UTILS = Path(__file__).resolve().parents[4] / "plugins/plugin_utils"
 KEYS = [technique.key for technique in TECHNIQUES]
-#: The files that belong to the techniques.
+#: These files belong to the techniques.
 OWN = {"techniques/registry.py", *("techniques/%s.py" % key for key in KEYS)}
-#: Other files that may name a technique, with the reason.
+#: These other files may name a technique, for the given reasons.
 EXCEPTIONS = {
     "schedulers/nvidia_device_plugin/offer.py": "the plugin's own settings and folder for MPS",
     "schedulers/kubernetes/hami_core.py": "HAMi-core enforces the quotas of vGPU tenants, so it reads all their settings",

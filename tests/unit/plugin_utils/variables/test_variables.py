@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The inventory's variable names are checked, and playbooks use the check."""
+"""Check the names of the inventory's variables, and that playbooks use this check."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_other_variables_are_no_misspelt_ones():
 
 
 def misspelt(name):
-    """Return the name with two letters after its prefix exchanged."""
+    """Return the name after two letters behind its prefix were exchanged."""
     prefix = next(each for each in known.prefixes() if name.startswith(each))
     rest = name[len(prefix) :]
     for place in range(len(rest) - 1):
@@ -204,12 +204,12 @@ def misspelt(name):
 @pytest.mark.parametrize("name", [name for name in VARIABLES if name.startswith(known.prefixes())])
 def test_a_misspelt_name_of_each_variable_is_an_error(name):
     (found,) = check.unknown([misspelt(name)])
-    # Short names such as dirs and dir are similar to each other.
+    # Short names are similar to each other, for example dirs and dir.
     assert found.error and (found.nearest == name or len(name.split("_")[-1]) < 6), found
 
 
 def exchanged_in_prefix(name):
-    """Yield the name with each pair of neighboring letters of its prefix exchanged."""
+    """Yield the name after each exchange of neighboring letters in its prefix."""
     prefix = next(each for each in known.prefixes() if name.startswith(each))
     for place in range(len(prefix) - 1):
         first, second = prefix[place : place + 2]
@@ -246,7 +246,7 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
 @pytest.mark.parametrize(
     "name",
     [
-        # Plurals and numbers.
+        # These names differ by a plural or a number.
         *(
             "gpu_layouts",
             "gpu_layout2",
@@ -255,10 +255,10 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
             "gpu_drains_timeout",
         ),
         *("dcgm_exporters_port", "gpu_exports_dir", "gpu1_layout"),
-        # Other words.
+        # These names have other words.
         *("gpu_train_timeout", "gpu_audio_user", "gpu_expert_dir", "gpu_exporter_dir", "gpu_exporter_overwrite"),
         *("gpu_simulation_gpus", "gpu_size_waves", "gpu_suite_tolerate", "gpu_hosts"),
-        # Names of variables that belong to other owners.
+        # Variables of other owners have these names.
         *(
             "my_gpu_layout",
             "my_gpu_layout_on_busy",
@@ -273,7 +273,7 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
             "GPU_LAYOUT",
             "NVIDIA_DRIVER_VERSION",
         ),
-        # Short names, in which only exchanged letters are detected.
+        # In short names, only exchanged letters are detected.
         *("gpu_layot", "gpu_lauout", "layout", "lab", "_", "__", ""),
     ],
 )
@@ -282,7 +282,7 @@ def test_plausible_own_name_never_stops_a_run(name):
 
 
 def without_a_word(name):
-    """Yield the name without each of its words in turn."""
+    """Yield the name without one of its words, for each word."""
     words = name.split("_")
     for place in range(len(words)):
         yield "_".join(words[:place] + words[place + 1 :])
@@ -295,7 +295,7 @@ def test_name_that_lacks_a_word_of_a_variable_is_an_error(name):
         if wrong in VARIABLES or known.is_internal(wrong) or len(meant) > 1:
             continue
         (found,) = check.unknown([wrong])
-        # If a word is missing, the name may also be similar to a second variable.
+        # Without one of its words, the name may be similar to a second variable too.
         assert found.error or " or " in found.nearest, wrong
         assert name in found.nearest or wrong.startswith(known.prefixes()), found
 
@@ -346,7 +346,7 @@ def test_name_used_by_another_variable_is_the_inventorys_own(value):
 
 
 def names_of_other_collections():
-    """Return role variables of the collections installed with Ansible, by role."""
+    """Return the role variables of collections installed with Ansible, by role."""
     folder = Path(sysconfig.get_path("purelib")) / "ansible_collections"
     names = {}
     for path in [
@@ -368,8 +368,8 @@ def test_variables_of_other_collections_are_accepted():
     assert check.unknown(names - set(VARIABLES)) == []
 
 
-# Variables of published roles and inventories for GPU hosts (DeepOps, Kubespray), without those that have a prefix of
-# this collection.
+# Variables of published roles and inventories for GPU hosts (DeepOps, Kubespray). Those with a prefix of this
+# collection are left out.
 ROLES_FOR_GPU_HOSTS = [
     *("nvidia_accelerator_enabled", "nvidia_gpu_flavor", "nvidia_gpu_nodes", "nvidia_url_end", "nvidia_docker_version"),
     *(
@@ -455,7 +455,7 @@ def plays(name):
 
 
 def in_blocks(tasks):
-    """Yield each task, including those within blocks."""
+    """Yield each task, also those within blocks."""
     for task in tasks:
         yield task
         yield from in_blocks(task.get("block", []))
@@ -500,9 +500,9 @@ def test_playbook_specs_match_the_variables_they_read():
 
 
 def test_every_entry_point_of_a_role_has_a_spec():
-    """ansible-core finds the spec by the text of tasks_from.
+    """Check that each entry point has a spec under the name that Ansible looks for.
 
-    For `plan.yml`, it ignores a spec named `plan`.
+    ansible-core looks for the text of tasks_from. For `plan.yml`, it ignores a spec with the name `plan`.
     """
     for path in [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]:
         text = path.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The running jobs that must end before the GRES of a Slurm node change."""
+"""Find the running jobs that must end before the GRES of a Slurm node change."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ NO_RULE = "no job_submit plugin refuses requests for GPUs without a type"
 
 
 def record_of(host):
-    """Return the devices of a host by number, as on a node without jobs."""
+    """Return the devices of a host by number, as on a node that has no jobs."""
     return tuple((device.type, device.uuid) for device in slurm_devices.desired(node_gpus(layout(), host)))
 
 
 def planned_change(host, entries, *jobs, was=None, record=None, version=NEW, kept=(), problem=NO_RULE):
     """Return the change of the node h100-01.
 
-    `was` is the value of `Gres=`. If it is None, the node has the GRES of its current devices.
+    `was` is the node's current `Gres=`. If it is None, the node has the GRES of its current devices.
     """
     desired = node_gpus(layout(*entries), host)
     record = record_of(host) if record is None else record
@@ -76,7 +76,7 @@ def planned_change(host, entries, *jobs, was=None, record=None, version=NEW, kep
 def split_host():
     """Return four GPUs.
 
-    GPU 0 has one 3g.40gb and two 1g.10gb, with the numbers 0, 1 and 2.
+    GPU 0 has one 3g.40gb and two 1g.10gb. Their device numbers are 0, 1 and 2.
     """
     host = gpus(4)
     host[0] = with_instances(host[0], (1, "3g.40gb", 4), (9, "1g.10gb", 0), (10, "1g.10gb", 1))
@@ -162,14 +162,14 @@ def test_job_with_unknown_devices_must_end():
 
 
 def test_node_with_unknown_order_waits_for_its_jobs():
-    # An administrator wrote gres.conf, so it is unknown which devices the jobs use.
+    # An administrator wrote gres.conf, so it is unknown which devices belong to the jobs.
     was = "gpu:1g.10gb:2,gpu:3g.40gb:1,gpu:h100:3"
     found = planned_change(split_host(), [THIRDS, *[SHARED] * 3], job(5, 3), was=was, record=())
     assert (found.way, found.jobs) == (AFFECTED, ("5",))
 
 
 def test_numbers_of_running_jobs_stay():
-    # GPU 1 loses its 3g.40gb. On a node without jobs, the devices of GPU 0 would therefore get other numbers.
+    # GPU 1 loses its 3g.40gb. If the node had no jobs, devices of GPU 0 would therefore get other numbers.
     host = gpus(2)
     host[0] = with_instances(host[0], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
     host[1] = with_instances(host[1], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
@@ -181,7 +181,7 @@ def test_numbers_of_running_jobs_stay():
 
 
 def test_job_whose_device_must_get_another_number_must_end():
-    # Devices of a type have consecutive numbers, so the two instances 1g.10gb need the numbers 1 and 2.
+    # Devices of one type have consecutive numbers, so the two 1g.10gb need the numbers 1 and 2.
     host = gpus(2)
     host[0] = with_instances(host[0], (1, "3g.40gb", 4))
     host[1] = with_instances(host[1], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
@@ -270,7 +270,7 @@ def test_no_pad_is_added_without_the_rule():
     assert (found.way, found.gres) == (ALL, "gpu:7g.80gb:1,gpu:h100:3")
     four = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 4}]}
     found = planned_change(host, [four, *[SHARED] * 3], job(5, 3), was=was, record=record)
-    # The job's GPU has number 3. There are not enough numbers before it for four 1g.10gb.
+    # The GPU of the job has number 3. Before it, there are too few numbers for four 1g.10gb.
     assert (found.way, found.jobs, found.gres) == (IN_PLACE, (), "gpu:pad:1,gpu:h100:3,gpu:1g.10gb:4,gpu:pad2:2")
     assert found.note == "Jobs can get a pad: %s." % NO_RULE
     unchanged = planned_change(host, [THIRDS, *[SHARED] * 3], job(5, 3), was=was, record=record)
@@ -330,7 +330,7 @@ JOBS = st.lists(st.sets(st.integers(0, 8), max_size=3), max_size=4)
 def numbered(pairs):
     """Return devices grouped by type, in the order in which slurmd numbers them.
 
-    The device 9 does not exist yet.
+    A device with the number 9 in its name does not exist yet.
     """
     kinds = list(dict.fromkeys(kind for kind, _number in pairs))
     ordered = sorted(pairs, key=lambda pair: kinds.index(pair[0]))
@@ -362,7 +362,7 @@ def test_job_outside_the_list_keeps_its_devices(before, after, held, version, is
     continuing = [one for one in jobs if one.id not in found.jobs]
     text, kinds = parse(found.gres, "n")[0], types(found.order)
     assert [(each.type, each.count) for each in text] == [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
-    # slurmd numbers devices by type, so all devices of a type must be together.
+    # slurmd numbers devices by type, so the devices of each type must be together.
     assert sorted(kinds, key=list(dict.fromkeys(kinds)).index) == kinds
     assert sorted(as_record(filter(None, found.order))) == sorted(as_record(new))
     if totals(text) != totals(counted(old)):
@@ -409,7 +409,7 @@ def test_an_order_is_found_whenever_one_exists(pairs, spare, data):
 
 @given(DEVICES, DEVICES, JOBS)
 def test_no_job_waits_without_a_reason(before, after, held):
-    """Check that a job waits only if no order of devices keeps its numbers."""
+    """Check that a job waits only if no order of the devices keeps its numbers."""
     old, new = numbered(before), numbered(after)
     jobs = tuple(Job(str(number), (("gpu", len(ids), tuple(sorted(ids))),)) for number, ids in enumerate(held) if ids)
     found = change("n", Desired(new), Current(counted(old), (), as_record(old), jobs, NEW, ""))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The GRES of a layout on a Slurm node, and entries that Slurm cannot express."""
+"""Compute the GRES of a layout on a Slurm node, and refuse inexpressible entries."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ PARTITIONED = [MIG, SEVENTHS, MEDIA, SPLIT, NO_INSTANCES, MPS_INSIDE]
 
 
 def layout(*entries):
-    """Return a layout with one entry per GPU, by index.
+    """Return a layout in which the first entry is for GPU 0, and so on.
 
-    If an entry is None, the GPU is left out.
+    If an entry is None, the layout leaves out the GPU.
     """
     return parse_layout([dict(entry, gpus=[index]) for index, entry in enumerate(entries) if entry])
 
@@ -82,7 +82,7 @@ def offered(*entries, version=NEW):
 def with_instances(gpu, *instances):
     """Return the GPU in MIG mode with instances.
 
-    Each instance is (id, profile, start, compute slices of its parts).
+    An instance is (id, profile, start, compute slices of its parts).
     """
     made = []
     for number, profile, start, *slices in instances:
@@ -112,7 +112,7 @@ def with_instances(gpu, *instances):
         (MPS_INSIDE, "gpu:3g.40gb:1"),
         (SLICED, "gpu:h100:1,shard:4"),
         (ONE_REPLICA, "gpu:h100:1"),
-        # Nine units of 8 GiB fit into 80 GB.
+        # 80 GB have room for nine units of 8 GiB.
         (LEASED, "quota:9"),
     ],
 )
@@ -166,7 +166,7 @@ def test_notes_name_the_gpus():
 
 
 def test_type_of_each_model_is_a_part_of_its_detected_name():
-    # AutoDetect=nvml accepts a type only if it is a part of the GPU's name. slurmd replaces spaces in the name by
+    # AutoDetect=nvml accepts a type only if the GPU's name contains it. slurmd replaces the spaces of the name by
     # underscores.
     for model in load_models().values():
         for board in model.boards:
@@ -200,7 +200,7 @@ def test_two_models_with_the_same_short_name_have_full_names():
 
 # -- Refusals --
 
-#: The tests know the exact answers of these backends.
+#: The tests list the exact answers of these backends.
 EXACT = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
 
 
@@ -236,7 +236,7 @@ EXACT = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
 )
 def test_refusal_names_entry_reason_and_capable_backends(entries, where, problem, backends):
     refused = offered(*entries).refusals[0]
-    # A backend that is added later may support this entry as well.
+    # Other backends, which are added later, may support this entry too.
     assert (refused.where, tuple(name for name in refused.backends if name in EXACT)) == (where, backends)
     assert problem in refused.problem
     assert str(refused).endswith("%s can express it (gpu_kubernetes_backend)." % " or ".join(refused.backends))
@@ -266,7 +266,7 @@ def test_gpu_without_a_model_is_refused():
 
 @pytest.mark.parametrize("version", [None, OLD, NEW])
 def test_layout_is_offered_completely_or_refused(version):
-    # Two entries cannot have a daemon of the same name.
+    # Daemons of two entries cannot have the same name.
     equal = [(entry, entry) for entry in ENTRIES if entry not in (MPS, MPS_INSIDE, TENANTS, LEASED)]
     for pair in [*itertools.permutations(ENTRIES, 2), *equal]:
         found = offered(*pair, version=version)
@@ -282,7 +282,7 @@ def test_layout_is_offered_completely_or_refused(version):
         else:
             gres, _others = parse(found.config.get("Gres", ""), "n")
             assert {each.kind: each.count for each in gres} == found.resources, pair
-            # Slurm refuses a node that has GRES of one name both with and without a type.
+            # If a GRES name occurs with and without a type on one node, Slurm refuses the node.
             assert all(bool(each.type) == (each.name == "gpu") for each in gres), pair
             assert len({each.kind for each in gres}) == len(gres), pair
 
@@ -307,7 +307,7 @@ def test_plan_says_which_jobs_are_online():
 def test_units_of_an_entry_are_counted_so_that_each_job_fits():
     both = parse_layout([dict(LEASED, gpus=[1, 2]), dict(EXCLUSIVE, gpus=[0])])
     found = offer_node(both, gpus(3), "slurm", version=NEW)
-    # A job of up to five units always fits if the others have at most 2 * (9 - 5) + 1 units.
+    # Each job has at most five units. One more always fits if the others have at most 2 * (9 - 5) + 1 units.
     assert found.resources == {"gpu:h100": 1, "quota": 14}
     assert found.config["GresTypes"] == ["gpu", "quota"]
     assert "A job can request up to 5. Slurm gets 14 of 18, so that each job fits on a GPU." in " ".join(found.notes)
@@ -337,7 +337,7 @@ def test_other_schedulers_refuse_leases_of_slurm():
 
 
 def test_kubernetes_backends_do_not_name_slurm():
-    # The variable gpu_kubernetes_backend cannot select Slurm.
+    # The variable gpu_kubernetes_backend cannot choose Slurm.
     refused = offer_node(layout(MIG, MPS), gpus(2), "nvidia_device_plugin").refusals[0]
     assert "nvidia_dra" in refused.backends and "slurm" not in refused.backends
 
@@ -532,7 +532,7 @@ def test_device_that_is_gone_has_no_uuid():
             ["GPU-00000000", "GPU-00000001"],
         ),
         (["Name=gpu Type=h100 File=/dev/nvidia0", "Name=gpu Type=h100 File=/dev/null"], ["GPU-00000000", ""]),
-        # Slurm itself must find these devices, or the lines differ from the node's GRES.
+        # With these lines, Slurm itself must find the devices, or the lines differ from the GRES of the node.
         (["AutoDetect=nvml", "Name=gpu Type=h100 File=/dev/nvidia[0-1]"], []),
         (["Name=gpu Type=h100 Count=2"], []),
         (["Name=gpu Type=h100 File=/dev/nvidia0"], []),
@@ -572,7 +572,7 @@ def test_all_readers_of_gres_conf_number_the_devices_alike(tmp_path, text):
 def test_lines_and_node_agree(entries):
     """Compare gres.conf with the node's line.
 
-    If they differ, slurmd ends or drains the node.
+    If these differ, slurmd ends or drains the node.
     """
     made = {
         id(MIG): [(2, "3g.40gb", 0), (1, "3g.40gb", 4)],
@@ -587,7 +587,7 @@ def test_lines_and_node_agree(entries):
     gres, _others = parse(offer_node(layout(*entries), host, "slurm", version=NEW).config["Gres"], "n")
     types = re.findall(r"Name=gpu Type=(\S+)", "\n".join(found))
     counted = [Gres("gpu", kind, types.count(kind)) for kind in dict.fromkeys(types)]
-    # Device numbers depend on the order of the node's types, so gres.conf and the node must have the same order.
+    # Device numbers follow the order of the node's types, so gres.conf must have the same order.
     assert counted == [each for each in gres if each.name == "gpu"]
     assert types == [each.type for each in counted for _number in range(each.count)]
     shards = sum(map(int, re.findall(r"Name=shard File=\S+ Count=(\d+)", "\n".join(found))))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan changes of Slurm's files on the controllers and on the node."""
+"""Plan changes of Slurm's files on controllers and on the node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cores= and Links= of gres.conf, and the lines of topology.conf.
+"""Compute Cores= and Links= of gres.conf, and the lines of topology.conf.
 
 Slurm 24.11 drained a node whose Cores= was only a part of a socket. Slurm 22.05 and 24.11 accepted the values that
 these tests expect.
@@ -31,7 +31,7 @@ NEW, OLD = (24, 11, 5), (22, 5, 8)
 
 
 def cpus_of(packages, cores, threads=1, interleaved=False, **more):
-    """Return a host whose second threads have the upper half of the CPU numbers.
+    """Return the CPUs of a host. Second threads have the upper half of the numbers.
 
     If `interleaved` is true, neighboring CPU numbers are in different packages.
     """
@@ -44,7 +44,7 @@ def cpus_of(packages, cores, threads=1, interleaved=False, **more):
 
 
 def cores(cpus, **local):
-    """Return Cores= of GPUs that have these closest CPUs, and the notes."""
+    """Return the GPUs' Cores= for these closest CPUs, and the notes."""
     near = {uuid: parse_cpus(text, "n") for uuid, text in local.items()}
     found = placement([], dataclasses.replace(cpus, local=near), NEW)
     return dict(found.cores), found.notes
@@ -54,20 +54,20 @@ def cores(cpus, **local):
     ("cpus", "near", "expected"),
     [
         (cpus_of(2, 4), {"a": "0-3", "b": "4-7"}, {"a": "0-3", "b": "4-7"}),
-        # Slurm numbers cores and not CPUs, so the second threads do not count.
+        # Slurm numbers cores, not CPUs, so second threads do not count.
         (cpus_of(2, 4, 2), {"a": "0-3,8-11", "b": "4-7,12-15"}, {"a": "0-3", "b": "4-7"}),
-        # Cores 0 to 3 belong to the first socket, whatever numbers its CPUs have.
+        # The first socket has cores 0 to 3, whatever the numbers of its CPUs are.
         (cpus_of(2, 4, 2, interleaved=True), {"a": "0,2,4,6,8,10,12,14", "b": "1,3,5,7,9,11,13,15"}, {"a": "0-3", "b": "4-7"}),
-        # Each package has two NUMA nodes. slurmctld drains a node whose Cores= is only a part of a socket.
+        # Each package has two NUMA nodes. If Cores= is only a part of a socket, slurmctld drains the node.
         (cpus_of(2, 4), {"a": "0-1", "b": "6-7"}, {"a": "0-3", "b": "4-7"}),
-        # Slurm can count NUMA nodes as sockets.
+        # Slurm can count each NUMA node as a socket.
         (cpus_of(2, 4, sockets=4, cores_per_socket=2), {"a": "0-1", "b": "6-7"}, {"a": "0-1", "b": "6-7"}),
         (cpus_of(4, 1), {"a": "0,2", "b": "3"}, {"a": "0,2", "b": "3"}),
         (cpus_of(2, 4), {"a": "0-7"}, {}),
         (cpus_of(1, 8), {"a": "0-3"}, {}),
         (cpus_of(2, 4), {"a": ""}, {}),
         (Cpus(), {"a": "0-3"}, {}),
-        # An offline CPU belongs to no core.
+        # A CPU that is offline belongs to no core.
         (cpus_of(2, 4), {"a": "0-3,64-67", "b": "64-67"}, {"a": "0-3"}),
     ],
     ids=str,
@@ -83,7 +83,7 @@ def test_cores_are_whole_sockets(cpus, near, expected):
         (cpus_of(2, 4, 2, sockets=16, cores_per_socket=1), "0-3"),
         (cpus_of(2, 4, sockets=0, cores_per_socket=0), "0-3"),
         (cpus_of(3, 2, sockets=2, cores_per_socket=3), "0-1"),
-        # The CPUs of a package's NUMA nodes alternate, so it is unknown how Slurm orders them within the package.
+        # The CPU numbers of a package's NUMA nodes alternate, so it is unknown in which order Slurm numbers the cores.
         (cpus_of(2, 4, sockets=4, cores_per_socket=2), "0,2"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_core_has_few_threads():
 
 
 def linked(counts):
-    """Return GPUs in which each pair has the given number of links."""
+    """Return GPUs with the given number of links between each pair."""
     host = [
         dataclasses.replace(gpu, pci_address="0000:0%d:00.0" % gpu.index)
         for gpu in assumed_gpus(["A100-40GB"] * len(counts))
@@ -141,7 +141,7 @@ def test_links_count_the_connections_by_position():
 def test_instances_have_positions_without_links():
     instances = [Device("3g.20gb", PAIRS[2], "MIG-1", 1, 0), Device("3g.20gb", PAIRS[2], "MIG-2", 2, 0)]
     devices = [*instances, Device("a100", PAIRS[0], "GPU-a"), Device("a100", PAIRS[1], "GPU-b")]
-    # Two GPUs always form a pair, whatever connects them.
+    # Two GPUs are always a pair, whatever connects them.
     assert placement(devices, Cpus(), NEW).links == {}
     third = Device("a100", PAIRS[2], "GPU-c")
     assert placement([*devices, third], Cpus(), NEW).links == {2: "0,0,-1,4,0", 3: "0,0,4,-1,0", 4: "0,0,0,0,-1"}
