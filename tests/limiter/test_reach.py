@@ -63,7 +63,7 @@ print(allocate(ctypes.addressof(address), 2 << 20))
 def answer(
     tenant: Tenant, way: str, driver: str | Path | None = None, environment: dict[str, str] | None = None
 ) -> int:
-    """Load the driver in one way, and return the result of a too large allocation."""
+    """Load the driver in one way, and return the result of an allocation over quota."""
     tenant.quota(MIB)
     source = tenant.root / "wrapper.c"
     declared = "#include <stddef.h>\nint cuMemAlloc_v2(void *, size_t);\n"

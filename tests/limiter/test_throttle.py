@@ -281,7 +281,7 @@ def test_each_gpu_has_a_turnstile_of_its_own(tmp_path, built):
 
 @pytest.mark.parametrize("launches", [1, 7])
 def test_a_context_of_its_own_for_each_few_launches_evades_nothing(tmp_path, built, launches):
-    """Charge GPU time that a context used, although its kernel lengths are forgotten."""
+    """Charge the GPU time of a context after its known kernel lengths were forgotten."""
     options = f"--kernel 20000000 --fresh-context {launches} --seconds 6"
     assert alone(tmp_path, built, 30, options) == pytest.approx(30, abs=POINTS)
 

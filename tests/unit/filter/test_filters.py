@@ -122,7 +122,7 @@ def test_tenants_are_packed_without_a_driver_too():
     found = plan_without_driver(tenants(a), ["H100-80GB"])
     assert (found["problems"], found["plan"][-1]) == ([], "vgpu a: add (60GiB and 30 %)")
     assert "tenant b" in plan_without_driver(tenants(a, dict(a, name="b")), ["H100-80GB"])["problems"][0]
-    # Without a driver, nothing shows which GPU has this address.
+    # Without a driver, it is unknown which GPU has this address.
     pinned = tenants(a, dict(a, name="b", gpu="0000:3b:00.0"))
     assert plan_without_driver(pinned, ["H100-80GB"])["problems"] == []
 

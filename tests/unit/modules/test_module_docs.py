@@ -91,9 +91,9 @@ def test_the_layouts_of_the_examples_are_valid(module):
 
 @pytest.mark.parametrize("path", sorted(PLUGINS.glob("modules/*.py")), ids=lambda path: path.stem)
 def test_modules_document_the_parts_of_errors(path):
-    """Require a documentation fragment for the errors of modules with a runner.
+    """Check that modules with the runner document its errors by a fragment.
 
-    These modules use module_utils/runner.py.
+    The runner is module_utils/runner.py.
     """
     text = path.read_text(encoding="utf-8")
     assert ("  - openfleet.gpu.errors\n" in text) == ("    run(module, " in text)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that every file of the plugins can be imported, and lacks no name."""
+"""Check that every file of the plugins can be imported, with all imported names."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ FILES = {"service": "prometheus", "files": ["/rules", "/none"], "handler": "tell
 
 
 def shown(start="@1700000100", needs="no", change="@1700000200"):
-    """Return the output of systemctl 252 for the two units."""
+    """Return the output of systemctl for two units, in the format of systemd 252."""
     return f"""Id=prometheus.service
 NeedDaemonReload={needs}
 ActiveEnterTimestamp={start}

@@ -100,7 +100,7 @@ KEPT = {
 LIMIT = re.compile(
     r"(?:^|_|-)(?:timeout|deadline|patience|grace|grace_period)(?:_s|_seconds)?$|^seconds$|^(?:timeout|wait)_seconds$"
 )
-#: Methods whose first number is a time limit, and functions whose last number is.
+#: For methods with these names, the first number is a time limit. For functions, it is the last number.
 WAITS = {"wait", "join", "settimeout", "communicate", "Timer", "select"}
 #: In these files, functions with such a name count something other than time.
 OTHER_WAITS = {

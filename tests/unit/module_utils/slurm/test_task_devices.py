@@ -207,7 +207,7 @@ def kinds(lines, types=(), node="gpu-a"):
 
 
 def test_lines_by_hand():
-    """Follow the order of the node's types, in which Slurm sorts hand-written lines."""
+    """Order hand-written lines by the types of the node, as Slurm does."""
     lines = [
         "# comment", "AutoDetect=off", "NAME=gpu type=h100 File=/dev/nvidia[1-2] Cores=0-3 # whole",
         "NodeName=b Name=gpu File=/dev/nvidia0", "NodeName=gpu-a,gpu-[1-4] Name=gpu Type=old File=/dev/nvidia0",

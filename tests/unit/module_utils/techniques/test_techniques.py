@@ -113,7 +113,10 @@ def read(source: str, path: str) -> tuple[set[str], set[str]]:
 
 
 def breaches(source: str, path: str, key: str, setting: str | None) -> set[str]:
-    """Return a file's words and imports that refer to this foreign technique."""
+    """Return the words and imports in a file that refer to a technique.
+
+    The file is outside the folder of the technique.
+    """
     names, all_words = read(source, path)
     inside = "techniques.%s" % key
     found = {name for name in names if name == inside or name.startswith(inside + ".")}

@@ -32,7 +32,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_words):
-        """Write no log lines."""
+        """Log nothing."""
 
 
 @pytest.fixture

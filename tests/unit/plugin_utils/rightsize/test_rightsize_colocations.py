@@ -32,7 +32,7 @@ RANDOM = np.random.default_rng(5)
 
 
 class Work:
-    """The use by a workload alone on a GPU: percent of time with a kernel, and GiB."""
+    """A workload that has a GPU alone: percent of time with a kernel, and GiB."""
 
     def __init__(self, name, host, index, latency, busy, gib, **wish):
         self.name, self.host, self.index = name, host, index

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compute the GRES of a layout on a Slurm node, and refuse inexpressible entries."""
+"""Compute the GRES of a layout, and refuse entries that Slurm cannot express."""
 
 from __future__ import annotations
 
