@@ -343,7 +343,7 @@ def finish(fleet, node, stepper, *roles, layout=OTHER_MIXTURE, **more):
 def test_later_runs_complete_after_a_killed_controller(api_server, fleet, node, gate, moment):
     """Kill the controller before or after each of its writes. A later run must finish.
 
-    `make test` kills it only at the write after the eviction.
+    `make test` kills it only after the eviction.
     """
 
     def chosen(write):
