@@ -40,6 +40,13 @@ def slice_of(node, profile):
     return {"metadata": {"name": node}, "spec": spec}
 
 
+def delete(plane, made):
+    """Delete the objects that exist. `made` has their paths and manifests."""
+    for path, item in made:
+        if plane.find("%s/%s" % (path, item["metadata"]["name"])):
+            plane.call("DELETE", "%s/%s" % (path, item["metadata"]["name"]))
+
+
 @pytest.fixture
 def cluster(api_server, kubeconfig):
     """Create three nodes whose objects the role and the driver have written."""
@@ -58,12 +65,12 @@ def cluster(api_server, kubeconfig):
             (SLICES, slice_of(name, profile)),
             (TEMPLATES, api.template(name + "-0", "default", name, claim)),
         ]
+    # Other tests of the session leave DeviceClasses with the same names.
+    delete(api_server, made)
     for path, item in made:
         api_server.call("POST", path, item)
     yield api_server
-    for path, item in made:
-        if api_server.find("%s/%s" % (path, item["metadata"]["name"])):
-            api_server.call("DELETE", "%s/%s" % (path, item["metadata"]["name"]))
+    delete(api_server, made)
 
 
 def names(plane, path):
