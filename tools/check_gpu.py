@@ -256,7 +256,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--image",
         metavar="NAME",
-        help="a local image of podman or docker with python3, for a tenant in a container with --load",
+        help="with --load, also run a tenant in a container of this local podman or docker image, which needs python3",
     )
     parser.add_argument(
         "--without",

@@ -148,10 +148,10 @@ def states_of(patterns: Sequence[Pattern], minute: int) -> dict[str, dict]:
 
 
 def seen_with(patterns: Sequence[Pattern], clients: int | None) -> list[Pattern]:
-    """Return the patterns with other reports of the hosts about connections.
+    """Return the patterns with the hosts' reports about connections replaced.
 
-    The hosts report no listening socket, and this number of client connections. None means that the hosts did not
-    check. The samples do not change, so one history can be audited with different reports.
+    In the new reports, the hosts have no listening socket and `clients` client connections. If `clients` is None, the
+    hosts did not check. The samples do not change, so one history can be audited with different reports.
     """
     seen = []
     for pattern in patterns:

@@ -315,7 +315,7 @@ def test_the_server_alone_and_an_inventory_with_nothing(alone):
 def test_it_fails_for_a_verdict_when_all_is_kept_and_told(play, alone, folder, hook):
     """Fail because of a verdict only after all reports are complete.
 
-    The audit stores and sends all reports first. Reports are in adjacent directories.
+    The audit stores and sends all reports first. Each audit writes to its own directory.
     """
     settings, _data = alone
     before = (folder / "kept" / "latest").readlink()

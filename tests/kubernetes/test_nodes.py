@@ -82,9 +82,9 @@ def lay_out(cluster, node, layout, mig_strategy="mixed", offered=None):
 
 
 def configure(cluster, node, mapping):
-    """Write the configuration to the ConfigMap, and set the node's label to it.
+    """Write the configuration to the ConfigMap, and select it with the node's label.
 
-    Wait in between until the node's volume has the key.
+    The ConfigMap's key is the name of the configuration. The label is set after the volume on the node has this key.
     """
     key = mapping["config_name"]
     cluster.plane.merge(CONFIG_MAP, {"data": {key: yaml.safe_dump(mapping["config"])}})

@@ -349,7 +349,7 @@ _COMMANDS = {
     **{name: (run, text, _state_directory) for name, run, text in COMMANDS},
     "slurm-devices": (
         "..slurm.task_devices:refresh",
-        "list the devices for jobs of Slurm (started by systemd)",
+        "list GPUs and MIG devices for Slurm jobs (run by systemd)",
         _slurm_devices,
     ),
     "slurm-job": (

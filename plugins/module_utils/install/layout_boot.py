@@ -359,7 +359,7 @@ def _uninstall_metrics(target: Installation, record: Mapping[str, Any]) -> None:
 
 
 def _install_keep(target: Installation, keep: Mapping[str, Any]) -> bool:
-    """Install or remove the keep socket and its service.
+    """Install or remove the socket and the service of `gpu-layout keep`.
 
     Returns whether they are installed.
     """

@@ -42,7 +42,7 @@ class Manager:
         self._private, self._options = None, ()
 
     def excluding(self, names: Sequence[str]) -> list[str]:
-        """Return the arguments that exclude all other versions of packages."""
+        """Return the arguments that prevent upgrades of these packages."""
         return []
 
     def mark(self) -> str:

@@ -313,7 +313,7 @@ def _plain(name: str) -> str:
 def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
     """Return why a unit cannot be stopped alone, or "".
 
-    The units that would start it again may be stopped with it.
+    Units that would start it again, such as its socket, do not count: they are stopped with it.
     """
     name = item["name"]
     if not is_lease_unit(name) and (units.unit_name(name) != name or not name.endswith(".service")):

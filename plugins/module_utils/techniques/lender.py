@@ -52,9 +52,10 @@ class Lender(Protocol):
         """
 
     def give_back(self, number: int, text: str, host: Host) -> None:
-        """Take back a lease's parts. `host` has the holders of its GPUs.
+        """Take back a lease's parts.
 
-        Raises RetryLaterError if a process still uses a part. The lease then keeps all parts.
+        `host` contains the processes that use the lease's GPUs. Raises RetryLaterError if a process still uses a part.
+        The lease then keeps all parts.
         """
 
     def grant(self, number: int, text: str | None, host: Host, nodes: DeviceNodes) -> Grant | None:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Apply a plan step by step.
 
-All packages are downloaded before the first package changes. Files are restored if the package manager refuses them. An
-engine's previous configuration is restored if the engine does not start with the new one.
+All packages are downloaded before the first package changes. If the package manager refuses the packages, the changed
+files are restored. An engine's previous configuration is restored if the engine does not start with the new one.
 """
 
 from __future__ import annotations

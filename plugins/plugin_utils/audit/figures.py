@@ -131,7 +131,7 @@ class Figures:
         return {**{key_of(sample.labels): 0.0 for sample in now}, **self.lasting_seconds(HELD)}
 
     def lasting_seconds(self, series: str) -> dict[Key, float]:
-        """Return for how many seconds a roll-up has been above 0 until now, by subject.
+        """Return for each subject how many seconds its roll-up has stayed above 0.
 
         The roll-up covers five minutes. Leaves out times below one hour.
         """

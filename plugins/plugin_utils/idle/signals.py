@@ -16,10 +16,10 @@ from typing import Collection
 
 @dataclass(frozen=True)
 class Signal:
-    """A sign of work.
+    """A measurement that shows whether a GPU is working.
 
-    `name` is its name in reports. `series` is the name of the metric, or empty if hosts report the signal. A `group`
-    counts as measured if one of its signals is.
+    `name` is its name in reports. `series` is its metric in Prometheus, or empty if gpu_info reports the signal from
+    the hosts. A `group` counts as measured if one of its signals is.
     """
 
     name: str

@@ -26,7 +26,7 @@ class Size(NamedTuple):
 class Part(NamedTuple):
     """A GPU part of the workload `name` in a packing result.
 
-    `gpus` is the workload's number of GPUs, on each of which it has such a part.
+    The workload has one part of this size on each of `gpus` GPUs.
     """
 
     name: str

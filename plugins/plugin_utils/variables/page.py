@@ -28,26 +28,27 @@ These playbooks check variables on every host before anything changes:
 
 They check **values** (type, choices, range, format) and **names**.
 If a value contains facts, the role that gathers the facts checks the value later.
-A misspelt name is an error. A name that only resembles a variable of the collection causes a warning:
+A name that is probably a misspelt variable is an error. Some other names cause a warning:
 
 | name | example | result |
 |---|---|---|
 | has one of the collection's prefixes and resembles one of its variables | `gpu_site_wave` | error |
 | has one of the prefixes and resembles no variable | `gpu_layout_h100` | warning |
 | differs from exactly one variable by one typing error | `gpu_layuot_on_busy` | error |
-| lacks a word of exactly one variable, or has a wrong word | `gpu_on_busy` | error |
-| resembles a variable otherwise, and begins with `gpu`, `nvidia`, `dcgm` or `container_t` | `gpu_layouts` | warning |
+| is the name of exactly one variable with one word missing or wrong | `gpu_on_busy` | error |
+| resembles a variable in another way, and begins with `gpu`, `nvidia`, `dcgm` or `container_t` | `gpu_layouts` | warning |
 | any other name | `my_gpu_layout` | nothing |
 
 In a typing error, two neighbouring letters of a word are exchanged, or one letter is missing, wrong or extra \
 (`nvidia_drver_version`).
 A missing, wrong or extra letter counts only in variables of at least 15 characters, in words of at least five letters.
-The first and last letter of the word must be right. So `gpu_train_timeout` can be your own name.
+The first and last letter of the word must be right. \
+So `gpu_train_timeout` is no misspelt `gpu_drain_timeout`, and causes only a warning.
 
 A missing word is an error if the name still has three words (`layout_on_busy`) or begins with %s.
 A wrong word is an error if the name has four or more words and begins with one of these words or `%s` (`gpu_mig_on_busy`).
 
-If the template of another variable reads a name, the name counts as yours and causes only a warning.
+Both cause only a warning if the value of another variable uses the name in a template.
 
 ```text
 h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.

@@ -221,7 +221,7 @@ def test_controller_audits_packs_and_offers_the_technique(made_up):
         "rows": ["a lane keeper serves it, so its history cannot be assigned to one workload", ""],
     }
 
-    # Right-sizing chooses the technique for suitable workloads, and the planners accept the packing.
+    # Right-sizing chooses lanes, the made-up technique, for suitable workloads. The planners accept the packing.
     assert found["mode"][0] == "lanes" and "it stays in its lane" in found["mode"][1]
     assert found["mode"][2] == "mps" and found["wish"] == "lanes"
     assert found["layout"] == [lanes(3)] and found["problems"] == []

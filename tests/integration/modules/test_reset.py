@@ -38,8 +38,8 @@ def lone(host, library, tmp_path):
 
 
 def reset(fleet, tmp_path, *arguments, hosts=("one",)):
-    # pynvml's default folder belongs to this machine, so the test uses another folder. The hosts share that folder, so
-    # they remove it one after the other.
+    # pynvml's default folder belongs to this machine, so the test uses another folder. All hosts of the test use the
+    # same folder, so --forks=1 lets only one host at a time remove it.
     brought = tmp_path / "openfleet-gpu" / "python"
     brought.mkdir(parents=True, exist_ok=True)
     return fleet.play(

@@ -34,7 +34,8 @@ def labels_of(expr):
         elif sign in (")", "}", "]"):
             ended = stack.pop()
             if ended["of"] in LISTS:
-                # A label list may come between an operator and its operand, so the operand is not read as a label.
+                # A label list may come between a name and its arguments, as in `sum by (job) (up)`. The next
+                # parenthesis then belongs to `sum`.
                 earlier, before = "", ended["behind"]
                 continue
         elif sign == "," and inside:

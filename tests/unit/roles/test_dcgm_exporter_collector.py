@@ -134,7 +134,7 @@ def answers(values):
         ({2: 50.0, 5: 101.0, 10: float("nan")}, {"sm_active": 0.5}),
         # nvml.h: MiB per second, for each direction.
         ({20: 2.0, 21: 1.0, 60: 0.0, 61: 0.5}, {"pcie_bytes_per_second": 3 << 20, "nvlink_bytes_per_second": 1 << 19}),
-        # One direction alone is not a total, and NaN is no value.
+        # Without the values of both directions, there is no total. NaN and infinity count as missing.
         ({20: 2.0, 60: float("nan"), 61: 0.5}, {}),
         ({20: float("inf"), 21: 1.0}, {}),
     ],

@@ -386,7 +386,7 @@ def free_seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: Vgp
     """
     has = {seat.gpu_uuid: seat.seat for seat in now.seats} if now is not None else {}
     if now is not None and set(uuids) == set(now.gpus):
-        # Keep the order of the GPUs, in which the tenant's running processes see them.
+        # Keep the GPUs in the order in which the tenant's running processes see them.
         return now.seats
     seats_of_tenant = []
     for uuid in uuids:

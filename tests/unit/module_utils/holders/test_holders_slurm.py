@@ -146,8 +146,9 @@ def test_listed_devices_determine_the_instances_of_a_job(jobs, listed):
         # The types in this list differ from the types of the node, so slurmd does not use the list.
         (DEVICE_ROWS[:-1], {}),
         ((DEVICE_ROWS[1], DEVICE_ROWS[0], *DEVICE_ROWS[2:]), {}),
-        # In the list, the job's device has no UUID because it is changing, or the UUID of a missing device.
+        # The list has no UUID for the job's device, because the device is changing.
         (("3g.40gb -", *DEVICE_ROWS[1:]), {}),
+        # The list has the UUID of a device that no longer exists.
         (("3g.40gb MIG-9", *DEVICE_ROWS[1:]), {}),
         ((), {}),
     ],

@@ -102,7 +102,7 @@ LOCKS = (
     ("name", "version", "held"),
     [
         ("libnvidia-ml", "580.95.05-1.el9", True),
-        # A killed DNF has left the lock of the old version.
+        # A DNF process was killed before it removed the versionlock entry of the old version.
         ("libnvidia-ml", "580.105.08-1.el9", False),
         ("libnvidia", "580.95.05-1.el9", False),
         # The lock names another version, so DNF could change this package to that version.

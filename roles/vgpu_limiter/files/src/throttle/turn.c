@@ -52,7 +52,8 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 		return 0;
 	if (!idle)
 		return drain_ns(in_flight);
-	/* Keep an idle GPU only if the process waits for its peers, whose work is sometimes late. */
+	/* After its turn, keep an idle GPU only while a peer on another GPU of the tenant works, and if a peer was late
+	 * in the last second. Such processes wait for each other. */
 	if (overtime && g->together && now - g->late_ns < GANG_NS)
 		return POLL_NS;
 	turnstile_give(t, g->seat, g->process);
