@@ -48,7 +48,7 @@ def delete(plane, made):
 
 
 @pytest.fixture
-def cluster(api_server, kubeconfig):
+def three_nodes(api_server, kubeconfig):
     """Create three nodes whose objects the role and the driver have written."""
     dra.permit(api_server)
     before = json.dumps({BACKEND: None})
@@ -77,7 +77,7 @@ def names(plane, path):
     return {item["metadata"]["name"] for item in plane.call("GET", path)["items"]}
 
 
-def test_classes_of_the_removed_nodes_are_deleted_by_one_of_them(cluster, library, tmp_path, kubeconfig):
+def test_classes_of_the_removed_nodes_are_deleted_by_one_of_them(three_nodes, library, tmp_path, kubeconfig):
     hosts = {"one": "gone-one", "two": "gone-two"}
     fleet = Fleet(tmp_path, library, hosts)
     for host, node in hosts.items():
@@ -93,14 +93,14 @@ def test_classes_of_the_removed_nodes_are_deleted_by_one_of_them(cluster, librar
             [{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [{"ansible.builtin.include_role": include}]}]
         )
     )
-    requests = len(cluster.requests_of_role())
+    requests = len(three_nodes.requests_of_role())
     run = fleet.play(dict.fromkeys(hosts, LAYOUT), playbook=playbook)
     assert run.returncode == 0, said(run)[-4000:]
-    assert names(cluster, CLASSES) & {api.class_name(profile) for profile in PROFILES.values()} == {
+    assert names(three_nodes, CLASSES) & {api.class_name(profile) for profile in PROFILES.values()} == {
         api.class_name(PROFILES["stays"])
     }
-    assert names(cluster, TEMPLATES) & {name + "-0" for name in PROFILES} == {"stays-0"}
-    assert names(cluster, "%s?labelSelector=%s" % (NODES, BACKEND)) & {*PROFILES} == {"stays"}
+    assert names(three_nodes, TEMPLATES) & {name + "-0" for name in PROFILES} == {"stays-0"}
+    assert names(three_nodes, "%s?labelSelector=%s" % (NODES, BACKEND)) & {*PROFILES} == {"stays"}
     # The number of requests for objects of all nodes does not depend on the number of hosts.
-    done = cluster.requests_of_role()[requests:]
+    done = three_nodes.requests_of_role()[requests:]
     assert [path for verb, path in done if verb == "list" and path in (SLICES, CLASSES)] == [SLICES, CLASSES]
