@@ -200,12 +200,12 @@ def test_waits_of_online_tenants_are_shown(top, tenant):
     turnstile.seats[0].waits, turnstile.seats[0].waits_ns, turnstile.seats[0].late = 4, 50_000_000, 1
     turnstile.seats[0].gave_way = 7
     path.write_bytes(bytes(turnstile))
-    waited = "  waited 4 times for the rest of an offline kernel: 12.5 ms on average, 1 times longer than 20 ms\n"
+    waited = "  waits for the rest of an offline kernel: 4, 12.5 ms on average, longer than 20 ms: 1\n"
     assert waited in top("--once")
     gpu = only(top("--json"))["gpus"][0]
     assert (gpu["waits"], gpu["waits_seconds"], gpu["late"], gpu["gave_way"]) == (4, 0.05, 1, 7)
     tenant.write(colocated % 1)
-    assert "  gave way to online tenants 7 times\n" in top("--once")
+    assert "  pauses for online tenants: 7\n" in top("--once")
     tenant.quota(GIB, sm=30, policy="burst")
     assert "waits" not in only(top("--json"))["gpus"][0]
 

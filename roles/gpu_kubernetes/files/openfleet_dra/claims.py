@@ -117,7 +117,9 @@ def pods(claim: Mapping[str, Any]) -> List[Pod]:
     """Return the pods that use a claim."""
     users = (claim.get("status") or {}).get("reservedFor") or ()
     return [
-        Pod(each["name"], each["uid"]) for each in users if (each.get("apiGroup"), each["resource"]) == (None, "pods")
+        Pod(each["name"], each["uid"])
+        for each in users
+        if (each.get("apiGroup") or "", each["resource"]) == ("", "pods")
     ]
 
 

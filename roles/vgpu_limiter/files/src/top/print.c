@@ -79,9 +79,9 @@ static void put_waits(const struct top_tenant *tenant, const struct top_gpu *gpu
 	if (tenant->quota.policy != POLICY_COLOCATE || !gpu->seated)
 		return;
 	if (tenant->quota.priority != 0)
-		put("  gave way to online tenants %llu times\n", (unsigned long long)gpu->gave_way);
+		put("  pauses for online tenants: %llu\n", (unsigned long long)gpu->gave_way);
 	else if (gpu->waits)
-		put("  waited %llu times for the rest of an offline kernel: %.1f ms on average, %llu times longer than 20 ms\n",
+		put("  waits for the rest of an offline kernel: %llu, %.1f ms on average, longer than 20 ms: %llu\n",
 		    (unsigned long long)gpu->waits, (double)gpu->waits_ns / (double)gpu->waits / 1e6,
 		    (unsigned long long)gpu->late);
 	else
